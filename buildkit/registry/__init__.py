@@ -1,0 +1,1 @@
+"""Registries: authentication, the upload protocol, pushing and verifying."""
