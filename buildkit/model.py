@@ -111,7 +111,7 @@ class Descriptor:
     media_type: str
     digest: Digest
     size: int
-    annotations: Mapping[str, str] = field(default=_NO_ANNOTATIONS, hash=False)
+    annotations: Mapping[str, str] = field(default_factory=lambda: _NO_ANNOTATIONS, hash=False)
     urls: tuple[str, ...] = ()
     platform: Platform | None = None
     artifact_type: str | None = None
@@ -180,7 +180,7 @@ class Manifest:
     media_type: str
     config: Descriptor
     layers: tuple[Descriptor, ...]
-    annotations: Mapping[str, str] = field(default=_NO_ANNOTATIONS)
+    annotations: Mapping[str, str] = field(default_factory=lambda: _NO_ANNOTATIONS)
     subject: Descriptor | None = None
     artifact_type: str | None = None
 
