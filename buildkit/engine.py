@@ -1,0 +1,297 @@
+"""The container engine: the only module that imports ``docker``.
+
+An :class:`Engine` is a connection that has answered once. What it returns are frozen values; what it raises comes from
+``buildkit.errors``, mapped in one place. Where the engine is: the ``host`` argument, else ``DOCKER_HOST``, else the
+current context of the Docker command (``DOCKER_CONTEXT`` or ``~/.docker/config.json``), else the usual socket.
+
+Source: Docker Engine API reference, v1.41 (Engine 20.10) to v1.50.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Self
+
+import docker
+import requests
+import urllib3
+from docker.context import ContextAPI
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.utils import kwargs_from_env
+
+from buildkit.errors import BuildkitError, EngineError, FormatError, MissingComponentError, NotFoundError, UsageError
+from buildkit.model import Digest, Platform
+
+DEFAULT_HOST = "unix:///var/run/docker.sock"
+CALL_SECONDS = 60
+"""Time-out of ordinary calls."""
+TRANSFER_SECONDS = 2 * 60 * 60
+"""Time-out of a silent save or load. Engine 20.10 writes a whole image to disk before its first byte."""
+
+_CHUNK = 1 << 20
+_NO_ENGINE = "start it, or name another with --engine or DOCKER_HOST; `buildkit stack.up` starts one of its own"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What the engine says about itself. ``data_root`` is a path on the *engine's* machine."""
+
+    version: str
+    api_version: str
+    platform: Platform
+    storage_driver: str
+    containerd_store: bool
+    """Images are in containerd's content store: an image's id is then the digest of its manifest or index."""
+    data_root: Path
+    engine_id: str
+
+    @property
+    def release(self) -> tuple[int, int]:
+        """Major and minor version; ``(0, 0)`` where the version is not a number."""
+        match = re.match(r"(\d+)\.(\d+)", self.version)
+        return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineImage:
+    """An image as the engine lists it.
+
+    ``id`` is the digest of the config, or of the manifest or index where the engine uses containerd's store.
+    ``size`` is the engine's own sum in bytes, an estimate of the layers' uncompressed size.
+    """
+
+    id: Digest
+    tags: tuple[str, ...]
+    diff_ids: tuple[Digest, ...]
+    platform: Platform
+    size: int
+    labels: Mapping[str, str]
+
+
+class SaveStream(io.RawIOBase):
+    """The tar that ``docker save`` sends, read once. Reading raises EngineError where the engine breaks off."""
+
+    def __init__(self, chunks: Iterator[bytes], what: str) -> None:
+        self._chunks = chunks
+        self._what = what
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        target = memoryview(buffer).cast("B")
+        while not self._rest:
+            with _translated(f"saving {self._what}"):
+                chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._rest = memoryview(chunk)
+        count = min(len(target), len(self._rest))
+        target[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+    def close(self) -> None:
+        if not self.closed and isinstance(self._chunks, Iterator):
+            close = getattr(self._chunks, "close", None)
+            if close:
+                close()
+        super().close()
+
+
+class Engine:
+    """One engine that answers; a context manager. Safe to share between threads."""
+
+    def __init__(self, client: docker.DockerClient, transfer: docker.DockerClient, host: str, info: EngineInfo) -> None:
+        self.client = client
+        """For calls that end within ``CALL_SECONDS``."""
+        self.transfer = transfer
+        """The same engine with a time-out for long calls: save, load, build."""
+        self.host = host
+        self.info = info
+
+    @classmethod
+    def connect(cls, host: str | None = None, *, environ: Mapping[str, str] = os.environ) -> Engine:
+        """Find the engine and ask for its version. Raises MissingComponentError where none answers."""
+        options = _connection(host, environ)
+        shown = str(options.get("base_url") or DEFAULT_HOST)
+        options["use_ssh_client"] = shown.startswith("ssh://")
+        with contextlib.ExitStack() as undo:
+            try:
+                _probe(shown)
+                client = docker.DockerClient(version="auto", timeout=CALL_SECONDS, **options)
+                undo.callback(client.close)
+                version: Mapping[str, Any] = client.version()
+                info: Mapping[str, Any] = client.info()
+                transfer = docker.DockerClient(version=str(client.api.api_version), timeout=TRANSFER_SECONDS, **options)
+                undo.callback(transfer.close)
+            except (DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+                raise MissingComponentError(
+                    f"no container engine answers at {shown}: {_cause(error)}", hint=_NO_ENGINE
+                ) from error
+            engine = cls(client, transfer, shown, _info(version, info, shown))
+            undo.pop_all()
+        return engine
+
+    @property
+    def local(self) -> bool:
+        """On this machine, as far as the address tells: a unix socket."""
+        return self.host.startswith(("unix:", "/"))
+
+    def inspect(self, name: str) -> EngineImage:
+        """The image called ``name`` (a name, or an id or its beginning). Raises NotFoundError."""
+        try:
+            document: Mapping[str, Any] = self.client.api.inspect_image(name)  # type: ignore[no-untyped-call]
+        except (ImageNotFound, NotFound) as error:
+            raise NotFoundError(
+                f"the engine at {self.host} has no image {name!r}",
+                hint="`docker images` lists them; build it first, or write a transport such as oci:DIR",
+            ) from error
+        except (DockerException, requests.RequestException, ValueError) as error:
+            raise EngineError(f"inspecting {name!r}: {_cause(error)}") from error
+        return _image(document, name)
+
+    def save(self, image: Digest | str) -> SaveStream:
+        """The image as ``docker save`` streams it. By id: no name can be moved to another image meanwhile."""
+        with _translated(f"saving {image}"):
+            return SaveStream(iter(self.transfer.api.get_image(str(image), chunk_size=_CHUNK)), str(image))
+
+    def load(self, archive: IO[bytes] | Iterable[bytes]) -> None:
+        """Load a docker-archive; its ``RepoTags`` become names. Raises EngineError if the engine refuses it."""
+        data = archive if hasattr(archive, "read") else iter(archive)
+        with _translated("loading an image"):
+            for line in self.transfer.api.load_image(data) or ():  # type: ignore[no-untyped-call]
+                if isinstance(line, dict) and line.get("error"):
+                    raise EngineError(f"the engine refused the image: {line['error']}")
+
+    def tag(self, image: Digest | str, name: str) -> None:
+        """Give ``image`` the name ``name`` (``REPOSITORY[:TAG]``). Moves the name where it exists."""
+        repository, colon, tag = name.rpartition(":")
+        if not colon or "/" in tag:
+            repository, tag = name, "latest"
+        with _translated(f"tagging {image} as {name}"):
+            self.client.api.tag(str(image), repository, tag=tag, force=True)
+
+    def remove(self, name: str) -> None:
+        """Remove the name, and the image if that was its last one. NotFoundError if there is none."""
+        try:
+            self.client.api.remove_image(name)
+        except (ImageNotFound, NotFound) as error:
+            raise NotFoundError(f"the engine at {self.host} has no image {name!r}") from error
+        except (DockerException, requests.RequestException) as error:
+            raise EngineError(f"removing {name!r}: {_cause(error)}") from error
+
+    def close(self) -> None:
+        self.client.close()
+        self.transfer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _connection(host: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments for the client, by the order of precedence that the Docker command has."""
+    try:
+        if host:
+            return {**kwargs_from_env(environment={**environ, "DOCKER_HOST": host})}
+        if environ.get("DOCKER_HOST"):
+            return {**kwargs_from_env(environment=dict(environ))}
+        context = ContextAPI.get_context(environ.get("DOCKER_CONTEXT") or None)
+    except (DockerException, OSError, ValueError) as error:
+        raise UsageError(f"the engine's address or certificates: {_cause(error)}") from error
+    if context is None or not context.Host:
+        if name := environ.get("DOCKER_CONTEXT"):
+            raise UsageError(f"DOCKER_CONTEXT names {name!r}, which is not a context", hint="see `docker context ls`")
+        return {"base_url": DEFAULT_HOST}
+    options: dict[str, Any] = {"base_url": str(context.Host).replace("http+unix://", "unix://")}
+    if context.TLSConfig is not None:
+        options["tls"] = context.TLSConfig
+    return options
+
+
+def _probe(host: str) -> None:
+    """Connect and hang up, where the address is a socket: the client library leaks its own socket when that fails."""
+    path = host.removeprefix("unix://") if host.startswith("unix://") else host
+    if path.startswith("/"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(CALL_SECONDS)
+            probe.connect(path)
+
+
+def _info(version: Mapping[str, Any], info: Mapping[str, Any], host: str) -> EngineInfo:
+    status = info.get("DriverStatus") or ()
+    snapshotter = any(
+        isinstance(pair, list) and len(pair) == 2 and str(pair[1]).startswith("io.containerd.snapshotter")
+        for pair in status
+    )
+    root = info.get("DockerRootDir")
+    if not isinstance(root, str) or not root.startswith("/"):
+        raise EngineError(f"the engine at {host} names no data root (DockerRootDir is {root!r})")
+    return EngineInfo(
+        version=str(version.get("Version", "")),
+        api_version=str(version.get("ApiVersion", "")),
+        platform=Platform(os=str(version.get("Os") or "linux"), architecture=str(version.get("Arch") or "amd64")),
+        storage_driver=str(info.get("Driver", "")),
+        containerd_store=snapshotter,
+        data_root=Path(root),
+        engine_id=str(info.get("ID", "")),
+    )
+
+
+def _image(document: Mapping[str, Any], name: str) -> EngineImage:
+    rootfs = document.get("RootFS") or {}
+    labels = (document.get("Config") or {}).get("Labels") or {}
+    variant = document.get("Variant")
+    try:
+        return EngineImage(
+            id=Digest.parse(document.get("Id")),
+            tags=tuple(str(tag) for tag in document.get("RepoTags") or ()),
+            diff_ids=tuple(Digest.parse(layer) for layer in rootfs.get("Layers") or ()),
+            platform=Platform(
+                os=str(document.get("Os") or "linux"),
+                architecture=str(document.get("Architecture") or "amd64"),
+                variant=str(variant) if variant else None,
+            ),
+            size=int(document.get("Size") or 0),
+            labels={str(k): str(v) for k, v in labels.items()},
+        )
+    except FormatError as error:
+        raise EngineError(f"the engine's description of {name!r} makes no sense: {error.message}") from error
+
+
+@contextlib.contextmanager
+def _translated(what: str) -> Iterator[None]:
+    try:
+        yield
+    except BuildkitError:
+        raise
+    except (ImageNotFound, NotFound) as error:
+        raise NotFoundError(f"{what}: {_cause(error)}") from error
+    except (DockerException, requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+        raise EngineError(f"{what}: {_cause(error)}", hint="the engine's own log says more") from error
+
+
+def _cause(error: BaseException) -> str:
+    """The engine's explanation where there is one, else the innermost reason, without the wrapping."""
+    if isinstance(error, APIError) and error.explanation:
+        return str(error.explanation)
+    seen: BaseException = error
+    while True:
+        inner = seen.__cause__ or seen.__context__
+        if inner is None or inner is seen:
+            break
+        seen = inner
+    if isinstance(seen, OSError) and seen.strerror:
+        return seen.strerror
+    return str(seen) or type(seen).__name__
