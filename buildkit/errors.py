@@ -17,7 +17,8 @@
     │   ├── SizeRefusedError         a body is above a limit that no chunk size can cure
     │   ├── UnreachableError         nothing (usable) answers there
     │   └── ProtocolError            an answer that the protocol does not allow
-    └── CheckFailedError             a check, verification or smoke test says no
+    ├── CheckFailedError             a check, verification or smoke test says no
+    └── CancelledError               exit code 130: the user asked to stop (Ctrl-C)
 
 Every message is one line that names the thing; ``hint`` is the way out, also one line. A failed *check* inside a
 report is a value, not an exception: ``CheckFailedError`` only carries the verdict out of a task.
@@ -119,6 +120,12 @@ class ProtocolError(RegistryError):
 
 class CheckFailedError(BuildkitError):
     """A check, verification or smoke test ended with a negative verdict; the report has the findings."""
+
+
+class CancelledError(BuildkitError):
+    """The user asked to stop; ``hint`` says how to go on. Exit code as shells report SIGINT."""
+
+    exit_code = 130
 
 
 def one_line(text: str, limit: int = 500) -> str:
