@@ -26,6 +26,8 @@ report is a value, not an exception: ``CheckFailedError`` only carries the verdi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class BuildkitError(Exception):
     """Base of everything that this package raises on purpose.
@@ -51,7 +53,14 @@ class UsageError(BuildkitError):
 
 
 class RecipeError(UsageError):
-    """A recipe that cannot be used; the message carries ``file:line: dotted.path: what``."""
+    """A recipe that cannot be used; the message carries ``file:line: dotted.path: what``.
+
+    ``problems`` has all of them, one line each, where there are several; the message holds as many as fit.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, problems: Sequence[str] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.problems = tuple(one_line(problem) for problem in problems) or (self.message,)
 
 
 class MissingComponentError(BuildkitError):
