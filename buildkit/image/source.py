@@ -24,10 +24,12 @@ class SourceLayer:
 
     ``diff_id`` is the digest of the uncompressed tar. ``blob`` is there where the source holds the layer as a blob
     that is passed on byte for byte (a layout, a registry, containerd's store); None where it holds a plain tar.
+    ``tar_size`` is the uncompressed size in bytes, where the source knows it without reading.
     """
 
     diff_id: Digest
     blob: Descriptor | None = None
+    tar_size: int | None = None
 
 
 class LayerStream(Protocol):

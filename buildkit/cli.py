@@ -1,0 +1,203 @@
+"""The command line: what invoke lacks for us, and the installed command ``buildkit``.
+
+The tasks themselves are in ``buildkit.tasks``; ``tasks.py`` and ``buildkit …`` serve the same collection. Here is
+
+- ``command``: a task whose errors become one line and an exit code (0 done, 1 a check or push failed, 2 wrong usage or
+  configuration, 3 a needed component is missing, 130 interrupted), and whose ``--json`` stays JSON when it fails;
+- optional positional arguments, which invoke does not have: ``invoke build`` and ``invoke build cuda-probe``;
+- wrong usage with exit code 2, where invoke ends with 1.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from types import FrameType
+from typing import Any, cast
+
+import invoke.parser.parser
+from invoke.exceptions import Exit, ParseError
+from invoke.parser.context import ParserContext
+from invoke.program import Program
+from invoke.tasks import Task, task
+
+from buildkit import __version__
+from buildkit.errors import BuildkitError, StorageError, UsageError, one_line
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C or SIGTERM: 128 + SIGINT, as shells have it."""
+
+
+class WrongUsage(ParseError, Exit):
+    """A command line that does not parse. Invoke prints a ParseError, and takes the code of an Exit."""
+
+    def __init__(self, message: str, context: ParserContext | None = None) -> None:
+        ParseError.__init__(self, message, context)
+        Exit.__init__(self, code=UsageError.exit_code)
+        self.text = message
+
+    def __str__(self) -> str:
+        return f"error: {self.text} (--help shows what is there)"
+
+
+class _Machine(invoke.parser.parser.ParseMachine):
+    """Invoke's parser, with positional arguments that may be left out, and exit code 2 for wrong usage.
+
+    Invoke takes every positional argument as required. Here one with a default is filled by the first word that is
+    neither a flag nor the name of a task, so that ``invoke build check`` still means two tasks.
+    """
+
+    def handle(self, token: str) -> None:
+        context = self.context
+        if (
+            context
+            and context is not self.initial
+            and not token.startswith("-")
+            and token not in self.contexts
+            and not self.waiting_for_flag_value
+        ):
+            for argument in context.positional_args:
+                if argument.raw_value is None and argument.default is not None:
+                    argument.value = token
+                    return
+        super().handle(token)
+
+    def error(self, msg: str) -> None:
+        raise WrongUsage(msg, self.context)
+
+
+# Parser.parse_argv names the class in its module and offers no other way in.
+invoke.parser.parser.ParseMachine = _Machine  # type: ignore[misc]
+
+
+def command(
+    *,
+    help: Mapping[str, str],
+    positional: Iterable[str] = (),
+    name: str | None = None,
+) -> Callable[[Callable[..., None]], Task[Any]]:
+    """A task from ``body(context, *, …)``. Adds ``--debug`` and ``--quiet``; all errors pass through here.
+
+    The body returns None and raises BuildkitError. A body with a ``json`` parameter prints its own JSON when it ends
+    well; when it raises, ``{"ok": false, "error": …}`` is printed here.
+    """
+
+    def wrap(body: Callable[..., None]) -> Task[Any]:
+        signature = inspect.signature(body)
+        flags: dict[str, str] = dict(help)
+        extra = [
+            inspect.Parameter(flag, inspect.Parameter.KEYWORD_ONLY, default=False)
+            for flag in ("quiet", "debug")
+            if flag not in signature.parameters
+        ]
+        own_debug = "debug" in signature.parameters
+        own_quiet = "quiet" in signature.parameters
+        flags.setdefault("quiet", "print nothing but results and errors")
+        flags.setdefault("debug", "show the traceback of an error and more of what happens (never a secret)")
+        if "json" in signature.parameters:
+            flags.setdefault("json", "print the report as JSON on standard output")
+
+        @functools.wraps(body)
+        def run(context: Any, **given: Any) -> None:
+            debug = bool(given["debug"] if own_debug else given.pop("debug", False))
+            if not own_quiet:
+                given.pop("quiet", None)
+            as_json = bool(given.get("json", False))
+            try:
+                with _termination_as_interrupt():
+                    body(context, **given)
+                    sys.stdout.flush()
+            except BuildkitError as error:
+                raise _failed(error, debug=debug, as_json=as_json) from None
+            except KeyboardInterrupt:
+                if debug:
+                    traceback.print_exc()
+                print("interrupted", file=sys.stderr)
+                raise Exit(code=INTERRUPTED) from None
+            except BrokenPipeError:
+                # The reader of our output went away (`| head`): nothing more to say, and nothing to say it to.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise Exit(code=1) from None
+            except OSError as error:
+                raise _failed(_from_os(error), debug=debug, as_json=as_json) from None
+            except Exit:
+                raise
+            except Exception as error:
+                if debug:
+                    traceback.print_exc()
+                bug = BuildkitError(
+                    f"internal error: {type(error).__name__}: {one_line(str(error), 300)}",
+                    hint="this is a bug in buildkit; --debug shows where",
+                )
+                raise _failed(bug, debug=False, as_json=as_json) from None
+
+        run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*signature.parameters.values(), *extra]
+        )
+        made = task(run, name=name, positional=list(positional), help=flags, auto_shortflags=False)
+        return cast("Task[Any]", made)
+
+    return wrap
+
+
+def emit_json(document: object) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def _failed(error: BuildkitError, *, debug: bool, as_json: bool) -> Exit:
+    if debug:
+        traceback.print_exception(error)
+    if as_json:
+        emit_json(
+            {
+                "ok": False,
+                "error": {"message": error.message, "hint": error.hint, "kind": type(error).__name__},
+                "exit_code": error.exit_code,
+            }
+        )
+    return Exit(f"error: {error}", code=error.exit_code)
+
+
+def _from_os(error: OSError) -> BuildkitError:
+    """An operating-system error that no module has mapped: it still names its file, and is no traceback."""
+    place = f"{error.filename}: " if error.filename else ""
+    return StorageError(f"{place}{error.strerror or error}")
+
+
+class _termination_as_interrupt:
+    """SIGTERM ends a task as Ctrl-C does, so that a stopped CI job leaves its state as tidy as an interrupted one."""
+
+    def __enter__(self) -> None:
+        self._before: Any = None
+        try:
+            self._before = signal.signal(signal.SIGTERM, self._raise)
+        except ValueError:  # not in the main thread: someone else's program, someone else's signals
+            self._before = None
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+    @staticmethod
+    def _raise(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+
+def program() -> Program:
+    """The installed command: the same tasks, in any directory."""
+    from buildkit.tasks import namespace
+
+    return Program(
+        name="buildkit", binary="buildkit", binary_names=["buildkit"], namespace=namespace, version=__version__
+    )
+
+
+def main() -> None:
+    program().run()
