@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
@@ -87,17 +89,21 @@ class SaveStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
+        """Fills ``buffer`` unless the stream ends: the engine sends small pieces, and every call above costs."""
         target = memoryview(buffer).cast("B")
-        while not self._rest:
-            with _translated(f"saving {self._what}"):
-                chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._rest = memoryview(chunk)
-        count = min(len(target), len(self._rest))
-        target[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
-        return count
+        filled = 0
+        while filled < len(target):
+            if not self._rest:
+                with _translated(f"saving {self._what}"):
+                    chunk = next(self._chunks, None)
+                if chunk is None:
+                    break
+                self._rest = memoryview(chunk)
+            count = min(len(target) - filled, len(self._rest))
+            target[filled : filled + count] = self._rest[:count]
+            self._rest = self._rest[count:]
+            filled += count
+        return filled
 
     def close(self) -> None:
         if not self.closed and isinstance(self._chunks, Iterator):
@@ -179,6 +185,78 @@ class Engine:
             repository, tag = name, "latest"
         with _translated(f"tagging {image} as {name}"):
             self.client.api.tag(str(image), repository, tag=tag, force=True)
+
+    def import_tar(self, tree: IO[bytes], name: str, *, changes: Sequence[str] = ()) -> None:
+        """Make an image of one layer from the tar of a root file system, read to its end, and name it ``name``.
+
+        ``changes`` are Dockerfile instructions such as ``CMD ["/bin/sh"]``. Moves the name where it exists.
+        """
+        repository, _, tag = name.rpartition(":")
+        with _translated(f"importing {name}"):
+            answer: str = self.transfer.api.import_image_from_stream(  # type: ignore[no-untyped-call]
+                iter(lambda: tree.read(_CHUNK), b""), repository=repository, tag=tag, changes=list(changes)
+            )
+        for line in answer.splitlines():
+            if (message := _error_line(line)) is not None:
+                raise EngineError(f"the engine refused to import {name}: {message}")
+
+    def build_classic(
+        self,
+        *,
+        context: Path,
+        dockerfile: Path,
+        names: Sequence[str],
+        arguments: Mapping[str, str],
+        labels: Mapping[str, str],
+        platform: Platform,
+        target: str | None,
+        network: str | None,
+        no_cache: bool,
+        timeout: float,
+        say: Callable[[str], None],
+    ) -> Digest:
+        """Build with the engine's own builder, which has no secrets and no mounts; give the image all ``names``.
+
+        Honours ``.dockerignore``. ``say`` gets the output's lines. Closing the connection, as an exception does, ends
+        the build. Raises EngineError where it fails or takes longer than ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        image: Digest | None = None
+        with _translated("building"):
+            lines = self.transfer.api.build(  # type: ignore[no-untyped-call]
+                path=str(context),
+                dockerfile=str(dockerfile),
+                buildargs=dict(arguments),
+                labels=dict(labels),
+                # Engines before 23 take a platform only with experimental features; their own needs no saying.
+                platform=None if platform == self.info.platform else str(platform),
+                target=target or "",
+                network_mode=network,
+                nocache=no_cache,
+                rm=True,
+                forcerm=True,
+                timeout=timeout,
+                decode=True,
+            )
+            with contextlib.closing(lines):
+                for line in lines:
+                    if not isinstance(line, dict):
+                        continue
+                    if "error" in line:
+                        raise EngineError(f"the build failed: {line['error']}", hint="its output above says where")
+                    for text in str(line.get("stream") or line.get("status") or "").splitlines():
+                        if text.strip():
+                            say("".join(c if c.isprintable() else " " for c in text).rstrip())
+                    aux = line.get("aux")
+                    if isinstance(aux, dict) and "ID" in aux:
+                        image = Digest.parse(aux["ID"])
+                    if time.monotonic() > deadline:
+                        raise EngineError(f"the build took longer than {timeout:.0f} s and was ended")
+        if image is None:
+            raise EngineError("the engine's builder ended well but named no image")
+        for name in names:
+            self.tag(image, name)
+        return image
 
     def remove(self, name: str) -> None:
         """Remove the name, and the image if that was its last one. NotFoundError if there is none."""
@@ -268,6 +346,15 @@ def _image(document: Mapping[str, Any], name: str) -> EngineImage:
         )
     except FormatError as error:
         raise EngineError(f"the engine's description of {name!r} makes no sense: {error.message}") from error
+
+
+def _error_line(line: str) -> str | None:
+    """The error in one line of an answer that streams JSON objects."""
+    try:
+        document = json.loads(line)
+    except ValueError:
+        return None
+    return str(document["error"]) if isinstance(document, dict) and "error" in document else None
 
 
 @contextlib.contextmanager
