@@ -186,15 +186,16 @@ class Engine:
         with _translated(f"tagging {image} as {name}"):
             self.client.api.tag(str(image), repository, tag=tag, force=True)
 
-    def import_tar(self, tree: IO[bytes], name: str, *, changes: Sequence[str] = ()) -> None:
-        """Make an image of one layer from the tar of a root file system, read to its end, and name it ``name``.
+    def import_tar(self, chunks: Iterable[bytes], name: str, *, changes: Sequence[str] = ()) -> None:
+        """Make an image of one layer from the tar of a root file system, and name it ``name``.
 
+        An exception out of ``chunks`` breaks the import off, and no image is made.
         ``changes`` are Dockerfile instructions such as ``CMD ["/bin/sh"]``. Moves the name where it exists.
         """
         repository, _, tag = name.rpartition(":")
         with _translated(f"importing {name}"):
-            answer: str = self.transfer.api.import_image_from_stream(  # type: ignore[no-untyped-call]
-                iter(lambda: tree.read(_CHUNK), b""), repository=repository, tag=tag, changes=list(changes)
+            answer: str = self.transfer.api.import_image_from_stream(
+                iter(chunks), repository=repository, tag=tag, changes=list(changes)
             )
         for line in answer.splitlines():
             if (message := _error_line(line)) is not None:
@@ -223,7 +224,7 @@ class Engine:
         deadline = time.monotonic() + timeout
         image: Digest | None = None
         with _translated("building"):
-            lines = self.transfer.api.build(  # type: ignore[no-untyped-call]
+            lines = self.transfer.api.build(
                 path=str(context),
                 dockerfile=str(dockerfile),
                 buildargs=dict(arguments),
@@ -235,7 +236,7 @@ class Engine:
                 nocache=no_cache,
                 rm=True,
                 forcerm=True,
-                timeout=timeout,
+                timeout=max(1, int(timeout)),
                 decode=True,
             )
             with contextlib.closing(lines):
