@@ -1,0 +1,504 @@
+"""A registry as the rest of the package sees it; and the one loop that carries the protocol machines' steps out.
+
+``RegistryClient`` holds what a push shares: connections, tokens, learned limits, the journal. It is safe for use from
+several threads; an upload runs in the thread that calls ``upload``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from types import TracebackType
+from typing import Self, TypeVar
+from urllib.parse import urlsplit
+
+from filelock import Timeout
+
+from buildkit.errors import (
+    BuildkitError,
+    DigestMismatchError,
+    ProtocolError,
+    UnreachableError,
+    one_line,
+)
+from buildkit.image.blob import Blob
+from buildkit.model import Descriptor, Digest, Reference, load_json_object
+from buildkit.registry import manifests
+from buildkit.registry.answers import describe, error_for
+from buildkit.registry.auth import Authenticator
+from buildkit.registry.clock import CancelToken, Clock, SystemClock
+from buildkit.registry.credentials import Credentials, DefaultCredentials
+from buildkit.registry.events import (
+    JournalFailed,
+    Observer,
+    Silent,
+    UploadFailed,
+    UploadFinished,
+    UploadReport,
+    WaitingForPeer,
+)
+from buildkit.registry.journal import Journal, JournalEntry
+from buildkit.registry.limits import LimitStore
+from buildkit.registry.location import Origin, resolve
+from buildkit.registry.manifests import FetchedManifest, Patient
+from buildkit.registry.options import RegistryOptions
+from buildkit.registry.state import state_dir
+from buildkit.registry.steps import (
+    Answer,
+    AwaitBlob,
+    Failure,
+    LimitLearned,
+    Note,
+    Patience,
+    Pause,
+    Reply,
+    Request,
+    Steps,
+    Tell,
+    Window,
+    is_retryable,
+)
+from buildkit.registry.transport import BLOCK, FileBody, Transport, TransportError
+from buildkit.registry.upload import (
+    Presence,
+    Unknown,
+    Upload,
+    UploadPlan,
+    blob_url,
+    head_blob,
+    presence,
+    pull_scope,
+    push_scope,
+)
+
+T = TypeVar("T")
+
+USER_AGENT = "buildkit"
+_MAX_REDIRECTS = 5
+_POLL = 0.2
+"""Seconds between two looks at a blob that grows or a lock that is held; bounds how long a stop goes unseen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryInfo:
+    """What ``ping`` found out: the registry's name as far as it shows, and how it wants to be authenticated."""
+
+    origin: str
+    kind: str
+    version: str | None
+    realm: str | None
+
+
+class RegistryClient:
+    """One registry, ``host[:port]``; a context manager that closes its connections."""
+
+    def __init__(
+        self,
+        registry: str,
+        *,
+        credentials: Credentials | None = None,
+        options: RegistryOptions | None = None,
+        clock: Clock | None = None,
+        observer: Observer | None = None,
+        cancel: CancelToken | None = None,
+        state: str | os.PathLike[str] | None = None,
+        rng: Random | None = None,
+    ) -> None:
+        """``state`` is the folder for journal and learned limits; None means the user's. ``rng`` is for jitter."""
+        self.registry = registry
+        self.options = options or RegistryOptions()
+        self.origin = Origin.of_registry(registry, plain_http=self.options.plain_http)
+        self._credentials = credentials or DefaultCredentials()
+        self._clock = clock or SystemClock()
+        self._observer = observer or Silent()
+        self._cancel = cancel or CancelToken()
+        self._rng = rng or Random()
+        folder = Path(state_dir(state))
+        self._journal = Journal(folder)
+        self._limits = LimitStore(folder)
+        self._transport = Transport(self.options, self._clock)
+        self._auth = Authenticator(
+            registry=registry,
+            origin=self.origin,
+            credential=lambda: self._credentials.lookup(registry),
+            monotonic=self._clock.monotonic,
+        )
+        self._cancel.on_cancel(self._transport.abort)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self.close()
+
+    # Operations ------------------------------------------------------------------------------------------------------
+
+    def ping(self, *, repository: str | None = None, retries: int = 2) -> RegistryInfo:
+        """Is there a registry, and does it know us? Raises UnreachableError, AuthError or ProtocolError.
+
+        With ``repository`` the credential is tried for pushing there (as far as a token shows it).
+        """
+        request = Request(
+            doing=f"greeting the registry {self.registry}",
+            method="GET",
+            url=f"{self.origin}/v2/",
+            scopes=(push_scope(repository),) if repository else (),
+        )
+        answer = self._run(self._patient(retries).ask(request))
+        if answer.status != 200:
+            raise error_for(request, answer)
+        if "html" in answer.headers.get("content-type", "").lower():
+            raise ProtocolError(f"{describe(request, answer)}: not a registry", hint="check the address")
+        kind, version = self._identify(answer)
+        return RegistryInfo(origin=str(self.origin), kind=kind, version=version, realm=self._auth.realm)
+
+    def _identify(self, answer: Answer) -> tuple[str, str | None]:
+        realm = self._auth.realm or ""
+        if urlsplit(realm).path == "/v2/token":
+            # Gitea and Forgejo: an open endpoint tells the version, on which the Range variants depend.
+            for path, kind in (("/api/forgejo/v1/version", "Forgejo"), ("/api/v1/version", "Gitea")):
+                request = Request(doing="asking for the version", method="GET", url=f"{self.origin}{path}", scopes=())
+                reply = self._send(request, None, authenticate=False)
+                if isinstance(reply, Answer) and reply.status == 200:
+                    with contextlib.suppress(BuildkitError):
+                        version = load_json_object(reply.body, where="version", limit=2**16).get("version")
+                        if isinstance(version, str):
+                            return kind, one_line(version, 60)
+            return "Gitea or Forgejo", None
+        if "registry/2.0" in answer.headers.get("docker-distribution-api-version", ""):
+            return "distribution or compatible", None
+        return "unknown", None
+
+    def head_blob(self, repository: str, digest: Digest, *, retries: int | None = None) -> Presence:
+        """Present, Missing or Unknown. Raises AuthError, and CancelledError; never anything for a passing failure."""
+        request = head_blob(self.origin, repository, digest, pull_scope(repository))
+        try:
+            answer = self._run(self._patient(retries).ask(request))
+        except UnreachableError as error:
+            return Unknown(error.message)
+        if answer.status in (401, 403):
+            raise error_for(request, answer)
+        return presence(answer, digest)
+
+    def upload(
+        self, repository: str, blob: Blob, *, mount_from: Sequence[str] = (), key: str | None = None
+    ) -> UploadReport:
+        """Make the registry hold ``blob``; returns when it does, raises BuildkitError when it cannot be done.
+
+        The blob may still be growing. ``key`` names its content while its digest is unknown (diff_id and codec, say):
+        a later run with the same key goes on in the same session. Without it only complete blobs are resumable.
+        Another upload of the same blob, in this process or another, is waited for.
+        """
+        state = blob.state()
+        name = key or (str(state.descriptor.digest) if state.descriptor is not None else None)
+        started = self._clock.monotonic()
+        try:
+            with self._owned(repository, name, blob.label) as entry:
+                report = self._upload(repository, blob, mount_from, entry)
+        except BuildkitError as error:
+            self._observer.notify(UploadFailed(blob=blob.label, reason=error.message))
+            raise
+        seconds = self._clock.monotonic() - started
+        self._observer.notify(UploadFinished(blob=blob.label, digest=report.digest, size=report.size, seconds=seconds))
+        return report
+
+    def _upload(
+        self, repository: str, blob: Blob, mount_from: Sequence[str], entry: JournalEntry | None
+    ) -> UploadReport:
+        options, now = self.options, self._clock.now()
+        probe = options.probe_after
+        plan = UploadPlan(
+            label=blob.label,
+            origin=self.origin,
+            repository=repository,
+            options=options,
+            chunk=self._limits.chunk(self.registry, options.effective_chunk, now=now, probe_after=probe),
+            largest_body=self._limits.chunk(self.registry, options.body_limit, now=now, probe_after=probe),
+            rng=Random(self._rng.random()),
+            mount_from=tuple(source for source in mount_from if source != repository),
+            resume=entry.load() if entry is not None else None,
+        )
+        return self._run(Upload(plan).run(), blob, entry)
+
+    @contextlib.contextmanager
+    def _owned(self, repository: str, key: str | None, label: str) -> Iterator[JournalEntry | None]:
+        """The journal's entry, locked; None where nothing can be noted (no key, or the disk refuses)."""
+        entry = None
+        if key is not None:
+            entry = self._journal.entry(registry=self.registry, repository=repository, key=key)
+            told = False
+            try:
+                while not entry.try_lock():
+                    if not told:
+                        told = True
+                        self._observer.notify(WaitingForPeer(blob=label))
+                    self._cancel.check()
+                    self._clock.sleep(_POLL, self._cancel)
+            except OSError as error:
+                self._observer.notify(JournalFailed(blob=label, reason=error.strerror or "unwritable"))
+                entry = None
+        try:
+            yield entry
+        finally:
+            if entry is not None:
+                entry.unlock()
+
+    def head_manifest(self, reference: Reference) -> Digest | None:
+        """The digest that the registry names for the reference; None where there is no such manifest."""
+        return self._run(manifests.head(self.origin, reference, self._patient()))
+
+    def get_manifest(self, reference: Reference) -> FetchedManifest:
+        """Raises NotFoundError, DigestMismatchError, AuthError, UnreachableError or ProtocolError."""
+        return self._run(manifests.get(self.origin, reference, self._patient()))
+
+    def put_manifest(self, reference: Reference, raw: bytes, media_type: str) -> Digest:
+        """Returns the digest once the registry holds exactly ``raw`` under ``reference``."""
+        machine = manifests.PutManifest(
+            origin=self.origin, reference=reference, raw=raw, media_type=media_type, patient=self._patient()
+        )
+        return self._run(machine.run())
+
+    def delete_manifest(self, reference: Reference) -> bool:
+        """False where it was not there."""
+        return self._run(manifests.delete(self.origin, reference, self._patient()))
+
+    def probe_upload(self, repository: str) -> None:
+        """Can this credential write here? Opens an upload session and deletes it. Raises AuthError and the like."""
+        patient = self._patient(2)
+        scopes = (push_scope(repository),)
+        request = Request(
+            doing=f"trying to open an upload in {repository}",
+            method="POST",
+            url=f"{self.origin}/v2/{repository}/blobs/uploads/",
+            scopes=scopes,
+            headers={"Content-Length": "0"},
+        )
+        answer = self._run(patient.ask(request))
+        if answer.status not in (201, 202, 204):
+            raise error_for(request, answer)
+        location = answer.headers.get("location")
+        if location:
+            url, _ = resolve(location, request_url=request.url, origin=self.origin)
+            self._send(Request(doing="cancelling the upload", method="DELETE", url=url, scopes=scopes), None)
+
+    def read_blob(self, repository: str, descriptor: Descriptor, *, start: int = 0) -> Iterator[bytes]:
+        """The blob's bytes from ``start``, in pieces; a dropped connection goes on where it broke.
+
+        Read from 0 to the end, it is proven: size and digest are compared before the last piece is given out, and
+        DigestMismatchError is raised instead where they differ. From another ``start`` the size alone is checked.
+        """
+        return self._read_blob(repository, descriptor, start)
+
+    def _read_blob(self, repository: str, descriptor: Descriptor, start: int) -> Iterator[bytes]:
+        what = f"blob {descriptor.digest} of {self.registry}/{repository}"
+        hasher = hashlib.new(descriptor.digest.algorithm) if start == 0 else None
+        position = start
+        held = b""
+        patient = self._patient()
+        while position < descriptor.size:
+            request = Request(
+                doing=f"reading {what}",
+                method="GET",
+                url=blob_url(self.origin, repository, descriptor.digest),
+                scopes=(pull_scope(repository),),
+                headers={"Range": f"bytes={position}-"} if position else {},
+            )
+            before = position
+            try:
+                for piece in self._get(request, position, descriptor.size):
+                    position += len(piece)
+                    if position > descriptor.size:
+                        raise DigestMismatchError(f"{what} has more than the {descriptor.size} bytes it should have")
+                    if hasher is not None:
+                        hasher.update(piece)
+                    if held:
+                        yield held
+                    held = piece
+                if position < descriptor.size:
+                    raise TransportError(Failure(kind="dropped", detail="the connection ended before the last byte"))
+            except TransportError as error:
+                self._cancel.check()
+                if position > before:
+                    patient.budget.refill()
+                self._run(patient.pause(request, error.failure))
+        if hasher is not None and hasher.hexdigest() != descriptor.digest.hex:
+            raise DigestMismatchError(f"{what} has digest {descriptor.digest.algorithm}:{hasher.hexdigest()}")
+        if held:
+            yield held
+
+    def _get(self, request: Request, position: int, size: int) -> Iterator[bytes]:
+        """The body of a GET from ``position``, redirects and a refused token handled; TransportError for the rest."""
+        url = request.url
+        used: str | None = None
+        renewed = False
+        for _ in range(_MAX_REDIRECTS + 2):
+            own = Origin.of(url) == self.origin
+            if own and not renewed:
+                used = self._run(self._auth.header(request.scopes))
+            headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **request.headers}
+            if own and used is not None:
+                headers["Authorization"] = used
+            with self._transport.stream(url, headers, answer_timeout=self.options.answer_timeout) as (answer, read):
+                self._cancel.check()
+                if answer.status in (301, 302, 303, 307, 308):
+                    url = self._redirected(request, answer, url)
+                    continue
+                if answer.status == 401 and own and not renewed:
+                    renewed = True
+                    used = self._run(self._auth.refused(request, answer, used))
+                    if used is not None:
+                        continue
+                if is_retryable(answer):
+                    raise TransportError(
+                        Failure(kind="dropped", detail=describe(request, answer), seconds=answer.seconds)
+                    )
+                if answer.status not in (200, 206):
+                    raise error_for(request, answer)
+                skip = position if answer.status == 200 else 0
+                if answer.status == 206 and not answer.headers.get("content-range", "").startswith(
+                    f"bytes {position}-"
+                ):
+                    raise ProtocolError(f"{describe(request, answer)}: another range than asked for")
+                left = size - position + 1
+                while left > 0 and (piece := read(min(BLOCK, left + skip))):
+                    self._cancel.check()
+                    if skip:
+                        cut = min(skip, len(piece))
+                        skip, piece = skip - cut, piece[cut:]
+                    left -= len(piece)
+                    if piece:
+                        yield piece
+                return
+        raise ProtocolError(f"{request.doing}: redirected more than {_MAX_REDIRECTS} times")
+
+    def _redirected(self, request: Request, answer: Answer, url: str) -> str:
+        location = answer.headers.get("location")
+        if not location:
+            raise error_for(request, answer)
+        return resolve(location, request_url=url, origin=self.origin, allow_plain=self.options.plain_http is True)[0]
+
+    # The loop --------------------------------------------------------------------------------------------------------
+
+    def _patient(self, retries: int | None = None) -> Patient:
+        return Patient.of(
+            self.registry,
+            retries=self.options.retries if retries is None else retries,
+            rng=Random(self._rng.random()),
+            max_wait=self.options.max_wait,
+        )
+
+    def _run(self, steps: Steps[T], blob: Blob | None = None, entry: JournalEntry | None = None) -> T:
+        """Carry a machine's steps out until it returns. The only place that sends, sleeps, waits and writes."""
+        reply: Reply = None
+        try:
+            step = next(steps)
+            while True:
+                self._cancel.check()
+                match step:
+                    case Request():
+                        reply = self._send(step, blob)
+                    case Pause():
+                        self._clock.sleep(step.seconds, self._cancel)
+                        reply = None
+                    case AwaitBlob():
+                        assert blob is not None
+                        reply = blob.state()
+                        while reply.available < step.available and not reply.ended:
+                            self._cancel.check()
+                            reply = blob.wait(step.available, _POLL)
+                    case Tell():
+                        self._observer.notify(step.event)
+                        reply = None
+                    case Note():
+                        self._note(step, blob, entry)
+                        reply = None
+                    case LimitLearned():
+                        self._learn(step, blob)
+                        reply = None
+                self._cancel.check()
+                step = steps.send(reply)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        finally:
+            steps.close()
+
+    def _send(self, request: Request, blob: Blob | None, *, authenticate: bool = True) -> Answer | Failure:
+        """One request, with what authentication adds: a token before, and one replay after a 401."""
+        own = authenticate and bool(request.scopes or request.url.startswith(f"{self.origin}/v2/"))
+        # Never to another host: an upload's Location may point anywhere.
+        own = own and Origin.of(request.url) == self.origin
+        used: str | None = None
+        if own:
+            used = self._run(self._auth.header(request.scopes))
+        reply = self._exchange(request, blob, used)
+        if own and isinstance(reply, Answer) and reply.status == 401:
+            better = self._run(self._auth.refused(request, reply, used))
+            if better is not None:
+                self._cancel.check()
+                reply = self._exchange(request, blob, better)
+        return reply
+
+    def _exchange(self, request: Request, blob: Blob | None, authorization: str | None) -> Answer | Failure:
+        headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "gzip", **request.headers}
+        if authorization is not None:
+            headers["Authorization"] = authorization
+        body: FileBody | bytes | None = None
+        if isinstance(request.body, Window):
+            window = request.body
+            assert blob is not None
+            source = blob
+            body = FileBody(lambda: source.window(window.start, window.end), window.size)
+        elif request.body is not None:
+            body = request.body
+        closing = request.patience is Patience.CLOSING
+        reply = self._transport.exchange(
+            request.method,
+            request.url,
+            headers,
+            body,
+            answer_timeout=self.options.closing_timeout if closing else self.options.answer_timeout,
+            **({"limit": manifests.MAX_FETCHED} if request.method == "GET" and "/manifests/" in request.url else {}),
+        )
+        # A connection that broke because the user stopped is no failure to retry.
+        self._cancel.check()
+        return reply
+
+    def _note(self, step: Note, blob: Blob | None, entry: JournalEntry | None) -> None:
+        if entry is None or blob is None:
+            return
+        try:
+            if step.point is None:
+                entry.clear()
+            else:
+                descriptor = blob.state().descriptor
+                entry.save(step.point, digest=str(descriptor.digest) if descriptor else None, now=self._clock.now())
+        except OSError as error:
+            # The journal saves time; losing it must not lose the push.
+            self._observer.notify(JournalFailed(blob=blob.label, reason=error.strerror or "unwritable"))
+
+    def _learn(self, step: LimitLearned, blob: Blob | None) -> None:
+        known = self._limits.get(self.registry)
+        try:
+            if step.refused is not None:
+                self._limits.learn(self.registry, accepted=step.accepted, refused=step.refused, now=self._clock.now())
+            elif known is not None and step.accepted > known.accepted:
+                if step.accepted >= known.refused:
+                    self._limits.forget(self.registry)
+                else:
+                    self._limits.learn(
+                        self.registry, accepted=step.accepted, refused=known.refused, now=self._clock.now()
+                    )
+        except (OSError, Timeout) as error:
+            label = blob.label if blob is not None else self.registry
+            self._observer.notify(JournalFailed(blob=label, reason=one_line(str(error), 100)))

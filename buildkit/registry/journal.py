@@ -1,0 +1,90 @@
+"""How far each unfinished upload has come, on disk, so that a killed push goes on where the registry stands.
+
+One small JSON file per (registry, repository, key), replaced atomically after each acknowledged chunk and removed at
+the end. The key names the blob's *content*: its digest, or what determines its bytes (diff_id and codec) while a
+compressor still writes it. If that promise is broken, the closing digest check finds it, and the blob starts again.
+
+An upload holds the entry's file lock. The lock dies with its process, so a killed push blocks nobody. A Location may
+carry a registry's state token for this one session; it is no credential, and the files are readable by their owner
+alone all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from buildkit.registry.state import read_json, write_atomic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """``offset`` bytes were acknowledged for the session at ``location``, sent in chunks of ``chunk`` bytes."""
+
+    location: str
+    offset: int
+    chunk: int
+
+
+class JournalEntry:
+    """One upload's file and lock; not shared between threads."""
+
+    def __init__(self, path: Path, about: dict[str, str]) -> None:
+        self._path = path
+        self._about = about
+        self._lock = FileLock(f"{path}.lock")
+
+    def try_lock(self) -> bool:
+        """Whether this process (and thread) now owns the upload; False while another does. Raises OSError."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        self._lock.release()
+
+    def load(self) -> ResumePoint | None:
+        """What the last run left; None where there is nothing usable."""
+        entry = read_json(self._path)
+        location, offset, chunk = entry.get("location"), entry.get("offset"), entry.get("chunk")
+        if any(entry.get(name) != value for name, value in self._about.items()):
+            return None
+        if not isinstance(location, str) or not isinstance(offset, int) or not isinstance(chunk, int):
+            return None
+        return ResumePoint(location=location, offset=offset, chunk=chunk) if offset > 0 and chunk > 1 else None
+
+    def save(self, point: ResumePoint, *, digest: str | None, now: float) -> None:
+        """Durable when it returns. Raises OSError."""
+        entry = {
+            **self._about,
+            "digest": digest,
+            "location": point.location,
+            "offset": point.offset,
+            "chunk": point.chunk,
+            "time": datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
+        }
+        write_atomic(self._path, json.dumps(entry, indent=1).encode())
+
+    def clear(self) -> None:
+        """Nothing is left to resume. Raises OSError."""
+        self._path.unlink(missing_ok=True)
+
+
+class Journal:
+    """The entries below ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "uploads"
+
+    def entry(self, *, registry: str, repository: str, key: str) -> JournalEntry:
+        about = {"registry": registry, "repository": repository, "key": key}
+        name = hashlib.sha256("\n".join(about.values()).encode()).hexdigest()[:40]
+        return JournalEntry(self._folder / f"{name}.json", about)

@@ -1,0 +1,1 @@
+"""Real implementations that tests use instead of mocks: blobs, clocks, observers, and registries with faults."""
