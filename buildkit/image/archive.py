@@ -86,8 +86,10 @@ class DockerArchiveSource:
         return self._config
 
     def stream(self, wanted: Collection[int]) -> Iterator[LayerStream]:
-        for index in range(len(self.layers)):
-            if index in wanted:
+        seen: set[Digest] = set()
+        for index, layer in enumerate(self.layers):
+            if index in wanted and layer.diff_id not in seen:
+                seen.add(layer.diff_id)
                 yield self.open(index)
 
     def open(self, index: int) -> LayerStream:

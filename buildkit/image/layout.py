@@ -13,7 +13,19 @@ from buildkit.image.blobfile import FileBlob
 from buildkit.image.files import FileRange, Files, require
 from buildkit.image.source import LayerStream, SourceLayer
 from buildkit.image.streams import VerifiedStream
-from buildkit.model import INDEX_TYPES, MAX_MANIFEST, Descriptor, Digest, ImageConfig, Index, Manifest, Platform
+from buildkit.model import (
+    INDEX_TYPES,
+    MAX_MANIFEST,
+    OCI_INDEX,
+    OCI_MANIFEST,
+    Descriptor,
+    Digest,
+    ImageConfig,
+    Index,
+    Manifest,
+    Platform,
+    load_json_object,
+)
 
 REF_NAME = "org.opencontainers.image.ref.name"
 CONTAINERD_NAME = "io.containerd.image.name"
@@ -23,13 +35,19 @@ MAX_JSON = 4 * MAX_MANIFEST
 
 
 class LayoutSource:
-    """One image of a layout. ``ImageSource``."""
+    """One image of a layout. ``ImageSource``.
+
+    With ``keep_plain=False`` a layer that is stored as a plain tar is handed on as such, to be compressed, and the
+    manifest that describes it so is not.
+    """
 
     method = "layout"
     reason = ""
     random_access = True
 
-    def __init__(self, files: Files, *, name: str, manifest: Manifest, config: ImageConfig) -> None:
+    def __init__(
+        self, files: Files, *, name: str, manifest: Manifest, config: ImageConfig, keep_plain: bool = True
+    ) -> None:
         if len(manifest.layers) != len(config.diff_ids):
             raise FormatError(
                 f"manifest has {len(manifest.layers)} layers, config has {len(config.diff_ids)} diff_ids", where=name
@@ -39,9 +57,10 @@ class LayoutSource:
         self._config = config
         self.name = name
         self.layers = tuple(
-            SourceLayer(diff_id=diff_id, blob=blob)
+            SourceLayer(diff_id=diff_id, blob=blob if keep_plain or _compressed(blob) else None)
             for diff_id, blob in zip(config.diff_ids, manifest.layers, strict=True)
         )
+        self.manifest = manifest if all(layer.blob is not None for layer in self.layers) else None
 
     @classmethod
     def load(cls, files: Files, *, name: str, tag: str | None, platform: Platform) -> LayoutSource:
@@ -50,37 +69,48 @@ class LayoutSource:
         config = ImageConfig.parse(read_blob(files, manifest.config, "the config", MAX_JSON), where=f"{name}: config")
         return cls(files, name=name, manifest=manifest, config=config)
 
+    @classmethod
+    def of_digest(cls, files: Files, digest: Digest, *, name: str, platform: Platform) -> LayoutSource:
+        """The image whose manifest or index has this digest, in a store that has no ``index.json``."""
+        raw = require(files, blob_name(digest), "the image's manifest").bytes(MAX_JSON)
+        digest.check(raw, f"{name}: manifest")
+        document = load_json_object(raw, where=name, limit=MAX_JSON)
+        kind = OCI_INDEX if "manifests" in document else OCI_MANIFEST
+        top = Descriptor(media_type=kind, digest=digest, size=len(raw))
+        manifest = _resolve(files, top, platform)
+        config = ImageConfig.parse(read_blob(files, manifest.config, "the config", MAX_JSON), where=f"{name}: config")
+        return cls(files, name=name, manifest=manifest, config=config, keep_plain=False)
+
     @property
     def image_id(self) -> Digest:
         return self._config.digest
-
-    @property
-    def manifest(self) -> Manifest | None:
-        return self._manifest
 
     def config(self) -> ImageConfig:
         return self._config
 
     def stream(self, wanted: Collection[int]) -> Iterator[LayerStream]:
-        for index in range(len(self.layers)):
-            if index in wanted:
+        seen: set[Digest] = set()
+        for index, layer in enumerate(self.layers):
+            if index in wanted and layer.diff_id not in seen:
+                seen.add(layer.diff_id)
                 yield self.open(index)
 
     def open(self, index: int) -> LayerStream:
         window = self._range(index).open()
+        layer = self.layers[index]
         return VerifiedStream(
             window,
             index=index,
-            layer=self.layers[index],
-            kind="blob",
+            layer=layer,
+            kind="blob" if layer.blob is not None else "tar",
             what=f"{self.name}: layer {index + 1}",
             release=window.close,
         )
 
     def local_blob(self, index: int) -> FileBlob | None:
         """The layer's blob where it lies, to upload from without a copy; None for foreign layers that are not there."""
-        descriptor = self._manifest.layers[index]
-        if descriptor.foreign and self._files.find(blob_name(descriptor.digest)) is None:
+        descriptor = self.layers[index].blob
+        if descriptor is None or (descriptor.foreign and self._files.find(blob_name(descriptor.digest)) is None):
             return None
         return self._range(index).blob(descriptor, label=f"layer {index + 1}/{len(self.layers)}")
 
@@ -100,6 +130,10 @@ class LayoutSource:
                 f"{self.name}: layer {index + 1} is foreign and not in the layout", hint="clients fetch it by its URLs"
             )
         return blob_range(self._files, descriptor, f"layer {index + 1}")
+
+
+def _compressed(layer: Descriptor) -> bool:
+    return layer.foreign or not layer.media_type.endswith(".tar")
 
 
 def blob_name(digest: Digest) -> str:

@@ -90,6 +90,7 @@ class VerifiedStream:
         digest = layer.blob.digest if kind == "blob" and layer.blob is not None else layer.diff_id
         self._reader = HashingReader(source, digest=digest, size=size, what=what)
         self._release: Callable[[], object] | None = release
+        self._what = what
         self._index = index
         self._layer = layer
         self._kind = kind
