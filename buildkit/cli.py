@@ -21,14 +21,14 @@ from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Any, cast
 
-import invoke.parser.parser
 from invoke.exceptions import Exit, ParseError
 from invoke.parser.context import ParserContext
+from invoke.parser.parser import ParseMachine
 from invoke.program import Program
 from invoke.tasks import Task, task
 
 from buildkit import __version__
-from buildkit.errors import BuildkitError, StorageError, UsageError, one_line
+from buildkit.errors import BuildkitError, CheckFailedError, StorageError, UsageError, one_line
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C or SIGTERM: 128 + SIGINT, as shells have it."""
@@ -46,34 +46,43 @@ class WrongUsage(ParseError, Exit):
         return f"error: {self.text} (--help shows what is there)"
 
 
-class _Machine(invoke.parser.parser.ParseMachine):
-    """Invoke's parser, with positional arguments that may be left out, and exit code 2 for wrong usage.
-
-    Invoke takes every positional argument as required. Here one with a default is filled by the first word that is
-    neither a flag nor the name of a task, so that ``invoke build check`` still means two tasks.
-    """
-
-    def handle(self, token: str) -> None:
-        context = self.context
-        if (
-            context
-            and context is not self.initial
-            and not token.startswith("-")
-            and token not in self.contexts
-            and not self.waiting_for_flag_value
-        ):
-            for argument in context.positional_args:
-                if argument.raw_value is None and argument.default is not None:
-                    argument.value = token
-                    return
-        super().handle(token)
-
-    def error(self, msg: str) -> None:
-        raise WrongUsage(msg, self.context)
+class ReportedFailure(CheckFailedError):
+    """The report is printed already; what is left to say is one line on standard error, and exit code 1."""
 
 
-# Parser.parse_argv names the class in its module and offers no other way in.
-invoke.parser.parser.ParseMachine = _Machine  # type: ignore[misc]
+_stock_handle = ParseMachine.handle
+
+
+def _handle(machine: ParseMachine, token: str) -> None:
+    """Invoke's parser takes every positional argument as required. Here one with a default is filled by the first word
+    that is neither a flag nor the name of a task, so that ``invoke build check`` still means two tasks."""
+    context = machine.context
+    if (
+        context
+        and context is not machine.initial
+        and not token.startswith("-")
+        and token not in machine.contexts
+        and not machine.waiting_for_flag_value
+    ):
+        for argument in context.positional_args:
+            if argument.raw_value is None and argument.default is not None:
+                argument.value = token
+                return
+    try:
+        _stock_handle(machine, token)
+    except ValueError:
+        flag = f"--{machine.flag.name}" if machine.flag else "the flag"
+        _error(machine, f"{flag} takes a number, not {token!r}")
+
+
+def _error(machine: ParseMachine, message: str) -> None:
+    raise WrongUsage(message, machine.context)
+
+
+# The parser names this class and offers no way to pass another one; a subclass would lose the states that its
+# metaclass collects.
+ParseMachine.handle = _handle  # type: ignore[method-assign, assignment]
+ParseMachine.error = _error  # type: ignore[method-assign, assignment]
 
 
 def command(
@@ -110,7 +119,7 @@ def command(
                 given.pop("quiet", None)
             as_json = bool(given.get("json", False))
             try:
-                with _termination_as_interrupt():
+                with _TerminationAsInterrupt():
                     body(context, **given)
                     sys.stdout.flush()
             except BuildkitError as error:
@@ -154,7 +163,7 @@ def emit_json(document: object) -> None:
 def _failed(error: BuildkitError, *, debug: bool, as_json: bool) -> Exit:
     if debug:
         traceback.print_exception(error)
-    if as_json:
+    if as_json and not isinstance(error, ReportedFailure):
         emit_json(
             {
                 "ok": False,
@@ -171,7 +180,7 @@ def _from_os(error: OSError) -> BuildkitError:
     return StorageError(f"{place}{error.strerror or error}")
 
 
-class _termination_as_interrupt:
+class _TerminationAsInterrupt:
     """SIGTERM ends a task as Ctrl-C does, so that a stopped CI job leaves its state as tidy as an interrupted one."""
 
     def __enter__(self) -> None:

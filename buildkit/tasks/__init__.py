@@ -1,0 +1,18 @@
+"""The tasks, thin over the library: read the flags, call a function, print its report, give an exit code."""
+
+from __future__ import annotations
+
+from invoke.collection import Collection
+
+import buildkit.tasks.images as images
+import buildkit.tasks.stack as stack
+
+__all__ = ["namespace"]
+
+namespace = Collection()
+for _task in (images.build, images.push, images.pull_check):
+    namespace.add_task(_task)
+_stack = Collection("stack")
+for _task in (stack.up, stack.down, stack.status):
+    _stack.add_task(_task)
+namespace.add_collection(_stack)
