@@ -159,7 +159,7 @@ class Engine:
         except (ImageNotFound, NotFound) as error:
             raise NotFoundError(
                 f"the engine at {self.host} has no image {name!r}",
-                hint="`docker images` lists them; build it first, or write a transport such as oci:DIR",
+                hint="`docker images` lists them",
             ) from error
         except (DockerException, requests.RequestException, ValueError) as error:
             raise EngineError(f"inspecting {name!r}: {_cause(error)}") from error

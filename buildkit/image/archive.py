@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -42,7 +42,7 @@ class DockerArchiveSource:
     """One image of a docker-archive. ``ImageSource``.
 
     A compressed layer that the archive's own OCI manifest describes is handed on as that blob; any other layer is
-    handed on as its tar.
+    handed on as its tar. ``release`` is called on close.
     """
 
     method = "archive"
@@ -52,6 +52,7 @@ class DockerArchiveSource:
         self._files = files
         self.name = name
         self.reason = reason
+        self.release: Callable[[], object] = lambda: None
         raw = require(files, entry.config, "the config").bytes(MAX_CONFIG)
         check_named_digest(entry.config, Digest.of(raw), files.where)
         self._config = ImageConfig.parse(raw, where=f"{files.where}: {entry.config}")
@@ -62,7 +63,7 @@ class DockerArchiveSource:
         manifest = _own_manifest(files, self._config)
         described = manifest.layers if manifest is not None else ()
         self.layers = tuple(
-            SourceLayer(diff_id=diff_id, blob=_passed_on(described[i] if described else None, self._ranges[i], files))
+            _described(diff_id, described[i] if described else None, self._ranges[i], files)
             for i, diff_id in enumerate(self._config.diff_ids)
         )
         # With a layer that has to be compressed first, the manifest is not the one that will be pushed.
@@ -111,7 +112,7 @@ class DockerArchiveSource:
         return self._ranges[index].blob(descriptor, label=label) if descriptor is not None else None
 
     def close(self) -> None:
-        pass
+        self.release()
 
     def __enter__(self) -> Self:
         return self
@@ -156,7 +157,7 @@ def choose(entries: Sequence[ArchiveEntry], ref: str | None, where: str) -> Arch
         fits = [entry for entry in entries if familiar(ref) in {familiar(tag) for tag in entry.tags}]
         if fits:
             return fits[-1]
-    raise NotFoundError(f"{where} has no image {ref!r}", hint=f"it has {listing}")
+    raise UsageError(f"{where} has no image {ref!r}", hint=f"it has {listing}")
 
 
 def familiar(name: str) -> str:
@@ -201,15 +202,15 @@ def _own_manifest(files: Files, config: ImageConfig) -> Manifest | None:
     return None
 
 
-def _passed_on(descriptor: Descriptor | None, found: FileRange, files: Files) -> Descriptor | None:
+def _described(diff_id: Digest, descriptor: Descriptor | None, found: FileRange, files: Files) -> SourceLayer:
     with found.open() as window:
         encoding = sniff(window.read(6), where=found.what) if found.size else "tar"
-    if descriptor is None or encoding == "tar":
-        return None
-    if posixpath.basename(found.what) != descriptor.digest.hex:
-        return None
+    if encoding == "tar":
+        return SourceLayer(diff_id=diff_id, tar_size=found.size)
+    if descriptor is None or posixpath.basename(found.what) != descriptor.digest.hex:
+        return SourceLayer(diff_id=diff_id)
     blob_range(files, descriptor, "a layer")
-    return descriptor
+    return SourceLayer(diff_id=diff_id, blob=descriptor)
 
 
 def _texts(value: object) -> bool:

@@ -57,7 +57,11 @@ class LayoutSource:
         self._config = config
         self.name = name
         self.layers = tuple(
-            SourceLayer(diff_id=diff_id, blob=blob if keep_plain or _compressed(blob) else None)
+            SourceLayer(
+                diff_id=diff_id,
+                blob=blob if keep_plain or _compressed(blob) else None,
+                tar_size=None if _compressed(blob) else blob.size,
+            )
             for diff_id, blob in zip(config.diff_ids, manifest.layers, strict=True)
         )
         self.manifest = manifest if all(layer.blob is not None for layer in self.layers) else None
@@ -170,12 +174,12 @@ def _chosen(files: Files, tag: str | None, platform: Platform) -> Descriptor:
         fits = tuple(entry for entry in entries if tag in _names(entry) or tag == str(entry.digest))
         if not fits:
             have = ", ".join(names) or "no names"
-            raise NotFoundError(f"{files.where} has no image {tag!r}", hint=f"it has {have}")
+            raise UsageError(f"{files.where} has no image {tag!r}", hint=f"it has {have}")
         entries = fits
     elif len(names) > 1:
         raise UsageError(f"{files.where} has several images", hint=f"add one of {', '.join(names)} after a colon")
     if not entries:
-        raise NotFoundError(f"{files.where} has no images")
+        raise UsageError(f"{files.where} has no images")
     if len(entries) == 1:
         return entries[0]
     several = Index(raw=top.raw, media_type=top.media_type, manifests=entries)

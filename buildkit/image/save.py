@@ -17,7 +17,7 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, Self
@@ -49,13 +49,25 @@ class _Found:
 
 
 class SaveSource:
-    """An image of the engine, streamed. ``ImageSource`` without random access; ``stream`` works once."""
+    """An image of the engine, streamed. ``ImageSource`` without random access; ``stream`` works once.
+
+    ``release`` is called on close.
+    """
 
     method = "save"
     random_access = False
 
-    def __init__(self, engine: Engine, image: EngineImage, *, name: str, reason: str = "") -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        image: EngineImage,
+        *,
+        name: str,
+        reason: str = "",
+        release: Callable[[], object] = lambda: None,
+    ) -> None:
         self._engine = engine
+        self._release = release
         self._image = image
         self.name = name
         self.reason = reason
@@ -119,6 +131,7 @@ class SaveSource:
 
     def close(self) -> None:
         self._documents.clear()
+        self._release()
 
     def __enter__(self) -> Self:
         return self
