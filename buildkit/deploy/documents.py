@@ -2,8 +2,8 @@
 
 Manifests come from anywhere, so nothing is taken for granted: a document that does not parse, a bomb of aliases, a
 template that was never rendered or a key of the wrong type becomes a finding with file and line, and the documents
-around it are still read. Composed with PyYAML's event composer (YAML 1.1); scalars are resolved as Kubernetes' own
-reader does it (no dates, no sexagesimal numbers).
+around it are still read. The events are PyYAML's (YAML 1.1); scalars are resolved as Kubernetes' own reader does it: no
+dates, no sexagesimal numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -29,9 +29,12 @@ MAX_DEPTH = 100
 Path_ = tuple[str | int, ...]
 _INT = re.compile(r"[-+]?(?:0b[01_]+|0o?[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)", re.ASCII)
 _FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)(?:[eE][-+]?[0-9]+)?", re.ASCII)
+_NULL = frozenset({"", "~", "null", "Null", "NULL"})
 _TRUE = frozenset({"true", "yes", "on"})
 _FALSE = frozenset({"false", "no", "off"})
 _TAG = "tag:yaml.org,2002:"
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml where PyYAML was built with it: the same events, ten times faster."""
 _SEPARATOR = re.compile(r"^---(?=\s|$)", re.MULTILINE)
 
 
@@ -124,59 +127,116 @@ class Field:
         return tuple(f.value for f in self.items if isinstance(f.value, str))
 
 
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A YAML node before aliases are written out: ``value`` is a resolved scalar, a list of nodes, or of pairs."""
+
+    kind: Literal["scalar", "list", "mapping"]
+    line: int
+    value: Any
+    text: str = ""
+    plain: bool = False
+
+
+class _TooMuchError(Exception):
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.line = line
+
+
+def _compose(text: str) -> Iterator[_Node]:
+    """The root node of each document, built from the parser's events on a stack of our own.
+
+    PyYAML's composer recurses once per level, so a hostile file could end the process; here depth is a number. An
+    alias is the node itself, which keeps a bomb of aliases small until it is written out (and counted).
+    """
+    anchors: dict[str, _Node] = {}
+    stack: list[_Node] = []
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, yaml.DocumentStartEvent):
+            anchors.clear()
+            continue
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        if isinstance(event, yaml.SequenceEndEvent | yaml.MappingEndEvent):
+            done = stack.pop()
+            if done.kind == "mapping":
+                done.value = list(zip(done.value[::2], done.value[1::2], strict=True))
+            if not stack:
+                yield done
+            continue
+        if isinstance(event, yaml.AliasEvent):
+            found = anchors.get(event.anchor or "")
+            if found is None:
+                raise _TooMuchError(f"alias *{event.anchor} has no anchor before it", line)
+            node = found
+        elif isinstance(event, yaml.ScalarEvent):
+            node = _Node("scalar", line, resolve(event), text=event.value, plain=event.implicit[0])
+        elif isinstance(event, yaml.SequenceStartEvent | yaml.MappingStartEvent):
+            node = _Node("list" if isinstance(event, yaml.SequenceStartEvent) else "mapping", line, [])
+        else:
+            continue
+        if not isinstance(event, yaml.AliasEvent) and event.anchor:
+            anchors[event.anchor] = node
+        if stack:
+            stack[-1].value.append(node)
+        if isinstance(event, yaml.CollectionStartEvent):
+            if len(stack) > MAX_DEPTH:
+                raise _TooMuchError(f"nested deeper than {MAX_DEPTH} levels", line)
+            stack.append(node)
+        elif not stack:
+            yield node
+
+
 @dataclass(slots=True)
 class _Builder:
-    """Turns composed nodes of one document into values, within the budget of nodes and depth."""
+    """Turns the nodes of one document into values, within the budget of nodes and depth."""
 
     file: str
     budget: int
     lines: dict[Path_, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
-    def build(self, node: yaml.Node, path: Path_, depth: int = 0) -> Any:
+    def build(self, node: _Node, path: Path_, depth: int = 0) -> Any:
         self.budget -= 1
-        line = node.start_mark.line + 1
         if self.budget < 0:
-            raise _TooMuchError(f"more than {MAX_NODES} values after aliases are followed", line)
+            raise _TooMuchError(f"more than {MAX_NODES} values after aliases are followed", node.line)
         if depth > MAX_DEPTH:
-            raise _TooMuchError(f"nested deeper than {MAX_DEPTH} levels, or an alias inside its own anchor", line)
-        self.lines.setdefault(path, line)
-        if isinstance(node, yaml.MappingNode):
+            raise _TooMuchError(f"nested deeper than {MAX_DEPTH} levels, or an alias in its own anchor", node.line)
+        self.lines.setdefault(path, node.line)
+        if node.kind == "mapping":
             return self._mapping(node, path, depth)
-        if isinstance(node, yaml.SequenceNode):
+        if node.kind == "list":
             return [self.build(child, (*path, i), depth + 1) for i, child in enumerate(node.value)]
-        assert isinstance(node, yaml.ScalarNode)
-        return resolve(node)
+        return node.value
 
-    def _mapping(self, node: yaml.MappingNode, path: Path_, depth: int) -> dict[str, Any]:
+    def _mapping(self, node: _Node, path: Path_, depth: int) -> dict[str, Any]:
         out: dict[str, Any] = {}
         merged: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            line = key_node.start_mark.line + 1
-            if key_node.tag == _TAG + "merge" and isinstance(key_node, yaml.ScalarNode):
+            if key_node.kind == "scalar" and key_node.plain and key_node.text == "<<":
                 merged = self._merge(value_node, path, depth) | merged
                 continue
-            if not isinstance(key_node, yaml.ScalarNode):
-                self._report("yaml-key", line, "a key is itself a list or mapping", _UNRENDERED)
+            if key_node.kind != "scalar":
+                self._report("yaml-key", key_node.line, "a key is itself a list or mapping", _UNRENDERED)
                 continue
-            key = str(key_node.value)
+            key = key_node.text
             if key in out:
                 self._report(
                     "yaml-duplicate-key",
-                    line,
+                    key_node.line,
                     f"key {key!r} is given twice in one mapping; readers differ in which one they take",
                     "keep one of them",
                 )
-            self.lines[(*path, key)] = line
+            self.lines[(*path, key)] = key_node.line
             out[key] = self.build(value_node, (*path, key), depth + 1)
         return merged | out if merged else out
 
-    def _merge(self, node: yaml.Node, path: Path_, depth: int) -> dict[str, Any]:
+    def _merge(self, node: _Node, path: Path_, depth: int) -> dict[str, Any]:
         """What ``<<`` brings in; the first of several wins (YAML 1.1, merge key)."""
-        parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
         out: dict[str, Any] = {}
-        for part in parts:
-            if isinstance(part, yaml.MappingNode):
+        for part in node.value if node.kind == "list" else [node]:
+            if part.kind == "mapping":
                 out = self.build(part, path, depth + 1) | out
         return out
 
@@ -189,30 +249,22 @@ class _Builder:
 _UNRENDERED = "render the template first (helm template, kustomize build) and check its output"
 
 
-class _TooMuchError(Exception):
-    def __init__(self, message: str, line: int) -> None:
-        super().__init__(message)
-        self.message = message
-        self.line = line
-
-
-def resolve(node: yaml.ScalarNode) -> Any:
-    """The value of a scalar: null, boolean, integer, float or string; explicit ``!!str`` and friends are honoured."""
-    text: str = node.value
-    tag = node.tag.removeprefix(_TAG)
-    if node.style is not None and tag == "str":
+def resolve(event: yaml.ScalarEvent) -> Any:
+    """The value of a scalar: null, boolean, integer, float or string; a quoted or tagged one is what it says."""
+    text: str = event.value
+    tag = (event.tag or "").removeprefix(_TAG)
+    if not event.implicit[0] and tag not in ("null", "bool", "int", "float"):
         return text
-    if tag == "null":
-        return None
     lowered = text.lower()
-    if tag == "bool" and lowered in _TRUE | _FALSE:
+    if tag == "null" or text in _NULL:
+        return None
+    if lowered in _TRUE | _FALSE:
         return lowered in _TRUE
-    if tag in ("int", "float", "str", "timestamp", "value") and node.style is None:
-        bare = text.replace("_", "")
-        if _INT.fullmatch(text):
-            return _integer(bare)
-        if tag in ("float", "str") and _FLOAT.fullmatch(text) and any(c.isdigit() for c in text):
-            return float(bare)
+    bare = text.replace("_", "")
+    if _INT.fullmatch(text):
+        return _integer(bare)
+    if _FLOAT.fullmatch(text) and any(c.isdigit() for c in text):
+        return float(bare)
     return text
 
 
@@ -278,58 +330,24 @@ def _parts(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _read_one(text: str, file: str, line: int, budget: int) -> tuple[list[Document], list[Finding], int]:
-    try:
-        depth_line = _too_deep(text)
-        if depth_line:
-            raise _TooMuchError(f"nested deeper than {MAX_DEPTH} levels", depth_line)
-        nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
-    except yaml.YAMLError as error:
-        return [], [_syntax(error, text, file, line)], budget
-    except (_TooMuchError, RecursionError) as error:
-        where = error.line if isinstance(error, _TooMuchError) else line
-        return [], [_unreadable(file, str(error), "nest less", where)], budget
+    """One part of a stream; the budget that is left comes back, below zero where it is used up."""
     documents: list[Document] = []
     findings: list[Finding] = []
-    for node in nodes:
-        if node is None:
-            continue
-        builder = _Builder(file=file, budget=budget)
-        try:
-            value = builder.build(node, ())
-        except _TooMuchError as error:
-            findings.append(_unreadable(file, error.message, "write the values out, or use fewer aliases", error.line))
-            if builder.budget < 0:
-                return documents, findings, -1
-            continue
-        budget = builder.budget
-        findings += builder.findings
-        if value is not None:
-            documents.append(Document(file=file, value=value, lines=builder.lines))
+    try:
+        for node in _compose(text):
+            builder = _Builder(file=file, budget=budget)
+            try:
+                value = builder.build(node, ())
+            finally:
+                budget = builder.budget
+                findings += builder.findings
+            if value is not None:
+                documents.append(Document(file=file, value=value, lines=builder.lines))
+    except yaml.YAMLError as error:
+        findings.append(_syntax(error, text, file, line))
+    except _TooMuchError as error:
+        findings.append(_unreadable(file, error.message, "write it flatter, and with fewer aliases", error.line))
     return documents, findings, budget
-
-
-def _too_deep(text: str) -> int:
-    """The line where flow brackets or indentation nest deeper than can be a manifest, or 0.
-
-    PyYAML recurses per level, so this is asked before it is let loose on the text. Only a bound: brackets in strings
-    are counted too, which costs a strange document its check, with a finding that says so.
-    """
-    depth = 0
-    for number, row in enumerate(text.splitlines(), 1):
-        stripped = row.lstrip(" ")
-        dashes = len(stripped) - len(stripped.lstrip("- "))
-        if len(row) - len(stripped) > 50 * MAX_DEPTH or dashes > 4 * MAX_DEPTH:
-            return number
-        if not any(c in row for c in "[]{}"):
-            continue
-        for character in row:
-            if character in "[{":
-                depth += 1
-                if depth > 5 * MAX_DEPTH:
-                    return number
-            elif character in "]}":
-                depth = max(0, depth - 1)
-    return 0
 
 
 def _syntax(error: yaml.YAMLError, text: str, file: str, line: int) -> Finding:
@@ -340,7 +358,9 @@ def _syntax(error: yaml.YAMLError, text: str, file: str, line: int) -> Finding:
     elif isinstance(position, int):
         line = text[:position].count("\n") + 1
     problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or "is not YAML")
-    if "{{" in text or "<%" in text:
+    marked = next((n for n, row in enumerate(text.splitlines(), 1) if "{{" in row or "<%" in row), None)
+    if marked is not None:
+        line = min(line, marked)
         return Finding(
             rule="template",
             severity=Severity.ERROR,

@@ -314,12 +314,12 @@ def _generated(kind: str, entry: Field, common: Field, folder: Path) -> Resource
         if item in data or item in binary:
             raise _refuse(entry, f"key {item!r} comes twice", "name it once")
         if kind == "Secret":
-            data[item] = base64.b64encode(content).decode("ascii")
+            data[item] = _base64(content)
             continue
         try:
             data[item] = content.decode("utf-8")
         except UnicodeDecodeError:
-            binary[item] = base64.b64encode(content).decode("ascii")
+            binary[item] = _base64(content)
     value: Value = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}}
     if data:
         value["data"] = data
@@ -337,6 +337,12 @@ def _generated(kind: str, entry: Field, common: Field, folder: Path) -> Resource
         value["immutable"] = True
     plain = any(o.at("disableNameSuffixHash").boolean for o in (common, entry.at("options")))
     return Resource(value=value, original=name, hashed=not plain)
+
+
+def _base64(content: bytes) -> str:
+    """base64 as kustomize writes it: above 70 characters in lines of 70, each with its line break."""
+    text = base64.b64encode(content).decode("ascii")
+    return text if len(text) <= 70 else "".join(text[i : i + 70] + "\n" for i in range(0, len(text), 70))
 
 
 def _contents(entry: Field, folder: Path) -> Iterator[tuple[str, bytes]]:
@@ -357,7 +363,7 @@ def _contents(entry: Field, folder: Path) -> Iterator[tuple[str, bytes]]:
                 key, equals, value = line.partition("=")
                 if not equals:
                     raise _refuse(item, f"{item.text}: a line without =", "write KEY=VALUE")
-                yield key.strip(), value.encode()
+                yield key.lstrip(), value.encode()
 
 
 def _inside(place: Field, folder: Path, name: str) -> bytes:
@@ -446,6 +452,9 @@ def _annotations(root: Field, resources: Sequence[Resource]) -> None:
             template = _dig(resource.value, path)
             if isinstance(template, dict):
                 _child(_child(template, "metadata"), "annotations").update(pairs)
+        job = _dig(resource.value, "spec.jobTemplate")
+        if resource.kind == "CronJob" and isinstance(job, dict):
+            _child(_child(job, "metadata"), "annotations").update(pairs)
 
 
 def _replicas(root: Field, resources: Sequence[Resource]) -> None:
@@ -607,6 +616,11 @@ def _merge(old: Any, patch: Any, kind: str, key: str = "") -> Any:
         port = "port" if kind == "Service" else "containerPort"
         keys = (port,) if key == "ports" else _MERGE_KEYS.get(key)
         if keys is not None and all(isinstance(e, dict) for e in [*old, *patch]):
+            if keys == ("containerPort",) and any("protocol" in e for e in [*old, *patch]):
+                raise UsageError(
+                    "a patch of container ports with a protocol is not rendered without kustomize",
+                    hint="install kustomize or kubectl, or leave the protocol out",
+                )
             return _merge_lists(old, patch, keys, kind)
     return copy.deepcopy(patch)
 
@@ -617,16 +631,11 @@ def _merge_lists(old: list[Value], patch: list[Value], keys: Sequence[str], kind
 
     if any(e.get("$patch") == "replace" for e in patch):
         return [copy.deepcopy(e) for e in patch if e.get("$patch") != "replace"]
-    changes = {identity(e): e for e in patch}
-    known = {identity(e) for e in old}
-    out = [copy.deepcopy(e) for e in patch if identity(e) not in known and e.get("$patch") != "delete"]
-    for entry in old:
-        change = changes.get(identity(entry))
-        if change is None:
-            out.append(entry)
-        elif change.get("$patch") != "delete":
-            out.append(_merge(entry, change, kind))
-    return out
+    # kustomize puts the patch's elements first, in the patch's order, whether they are new or not.
+    known = {identity(e): e for e in old}
+    changes = {identity(e) for e in patch}
+    merged = [_merge(known.get(identity(e)), e, kind) for e in patch if e.get("$patch") != "delete"]
+    return merged + [e for e in old if identity(e) not in changes]
 
 
 def _json_patch(item: Field, value: Value, operation: Any) -> None:
@@ -760,7 +769,7 @@ def _fix_references(resources: Sequence[Resource]) -> None:
     def lookup_in(namespace: str) -> Lookup:
         def lookup(kind: str, name: Any) -> Any:
             known = renamed.get((kind, name), []) if isinstance(name, str) else []
-            hits = [r for r in known if r.namespace == namespace]
+            hits = [r for r in known if r.namespace == namespace or r.kind in _CLUSTER_KINDS]
             return hits[0].name if len(hits) == 1 else name
 
         return lookup
@@ -784,6 +793,10 @@ _REFERENCES = {
 def _rename_in(value: Any, resource: Resource, lookup: Lookup, key: str = "") -> None:
     if isinstance(value, list):
         for child in value:
+            if key == "subjects" and isinstance(child, dict) and child.get("kind") == "ServiceAccount":
+                new = lookup("ServiceAccount", child.get("name"))
+                if new != child.get("name"):
+                    child["name"], child["namespace"] = new, resource.namespace
             if key == "imagePullSecrets" and isinstance(child, dict):
                 child["name"] = lookup("Secret", child.get("name"))
             if key == "tls" and isinstance(child, dict) and "secretName" in child:
@@ -800,6 +813,8 @@ def _rename_in(value: Any, resource: Resource, lookup: Lookup, key: str = "") ->
         value["name"] = lookup(str(value.get("kind")), value["name"])
     if key == "service" and resource.kind == "Ingress" and "name" in value:
         value["name"] = lookup("Service", value["name"])
+    if key == "roleRef" and "name" in value:
+        value["name"] = lookup(str(value.get("kind")), value["name"])
     if "serviceAccountName" in value:
         value["serviceAccountName"] = lookup("ServiceAccount", value["serviceAccountName"])
     if resource.kind == "StatefulSet" and key == "spec" and "serviceName" in value:
@@ -825,9 +840,11 @@ def _dig(value: Any, path: str) -> Any:
     return value
 
 
-def _order(value: Value) -> tuple[int, str, str, str, str]:
+def _order(value: Value) -> tuple[int, str, str, str]:
+    """kustomize's order: the kinds that others need first, then by group, version, kind, namespace and name."""
     kind = str(value.get("kind"))
     rank = _ORDER.index(kind) if kind in _ORDER else 1000 + _LAST.index(kind) if kind in _LAST else 500
     group, _, version = str(value.get("apiVersion") or "").rpartition("/")
     metadata = value.get("metadata") or {}
-    return rank, f"{kind}.{version}.{group}", "", str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
+    namespace, name = str(metadata.get("namespace") or "~X"), str(metadata.get("name") or "")
+    return rank, f"{group}_{version}_{kind}", namespace, name

@@ -82,20 +82,18 @@ class Plan:
 
 
 def place_pods(workloads: Sequence[Workload], nodes: Sequence[Node], resource: str) -> Plan:
-    """A plan in which every pod has its cards if there is one; else pods in their given order, the rest Pending.
+    """A plan in which every pod has its cards, if there is one; else the hardest to place come first, the rest Pending.
 
-    DaemonSets take their cards on each node that they may run on. The search for a complete plan is bounded; where it
-    gives up, the greedy plan (largest first) decides.
+    DaemonSets take their cards on each node that they may run on. Hardest are pods with the fewest nodes, then those
+    with the most cards, then the earlier ones. The search for a complete plan is bounded; where it gives up, the
+    greedy plan decides.
     """
     pods = _pods(workloads, nodes, resource)
     allowed = {id(w): [i for i, n in enumerate(nodes) if n.takes(w)] for w in {id(w): w for w in workloads}.values()}
     hardest = sorted(range(len(pods)), key=lambda i: (len(_options(pods[i], allowed)), -pods[i].cards))
     chosen = _search(pods, hardest, nodes, allowed)
     if chosen is None:
-        chosen = _greedy(pods, range(len(pods)), nodes, allowed)
-        by_size = _greedy(pods, hardest, nodes, allowed)
-        if len(by_size) > len(chosen) and len(by_size) == len(pods):
-            chosen = by_size
+        chosen = _greedy(pods, hardest, nodes, allowed)
     places = []
     for number, node in enumerate(nodes):
         dealt, start = [], 0

@@ -223,8 +223,9 @@ def card_budget(scene: Scene) -> Iterator[Finding]:
             holders = [f"{w.title} wants {_demand(w, resource)}" for w in rivals]
             wish = f"{workload.title} wants {_demand(workload, resource)}"
             message = (
-                f"{waiting} of its pods would stay Pending: {' and '.join([wish, *holders])}, "
+                f"{waiting} of its pods would stay Pending: {', '.join([wish, *holders])}, "
                 f"but there {'is' if have == 1 else 'are'} {have} ({', '.join(n.name for n in takers)})"
+                f"{'; whichever starts last waits' if rivals else ''}"
             )
             remedy = "set one of them to 0 replicas, or take away cards that it does not need"
         yield _at("gpu-budget", workload.replicas_field, workload.title, message, remedy)
@@ -290,13 +291,14 @@ def _share(value: object, replicas: int, *, up: bool) -> int:
     """maxSurge or maxUnavailable in pods; a percentage is rounded up or down, 25 % is the default (apps/v1)."""
     if isinstance(value, int) and not isinstance(value, bool):
         return max(0, value)
-    match = re.fullmatch(r"(\d{1,4})%", value if isinstance(value, str) else "25%")
+    match = re.fullmatch(r"([0-9]{1,4})%", value if isinstance(value, str) else "25%")
     percent = int(match[1]) if match else 25
     exact = replicas * percent / 100
     return math.ceil(exact) if up else math.floor(exact)
 
 
 _DEVICES = ("--d", "--device-ids", "--devices", "--gpus")
+_DEVICE_LIST = re.compile(r"[0-9]{1,4}(?:,[0-9]{1,4}){0,200}")
 _PARALLEL = (
     "--tensor-parallel-size",
     "--tp",
@@ -318,7 +320,7 @@ def cards_per_model(scene: Scene) -> Iterator[Finding]:
             place = container.field.at("resources", "limits", resource)
             named, source = _named_devices(container)
             model = _one_card_model(workload, container, scene.settings.one_card)
-            limit = int(allowed) if allowed and allowed.isdigit() and len(allowed) < 6 else 1 if model else None
+            limit = int(allowed) if allowed and re.fullmatch(r"[0-9]{1,4}", allowed) else 1 if model else None
             reason = f"{MAX_CARDS_ANNOTATION} says {allowed}" if allowed else f"{model!r} keeps its state on one card"
             if limit is not None and cards > limit:
                 yield _at(
@@ -363,15 +365,15 @@ def _named_devices(container: Container) -> tuple[int, Field]:
     for index, (word, place) in enumerate(words):
         option, equals, value = word.partition("=")
         value = value if equals else words[index + 1][0] if index + 1 < len(words) else ""
-        if option in _DEVICES and re.fullmatch(r"\d+(?:,\d+)*", value):
+        if option in _DEVICES and _DEVICE_LIST.fullmatch(value):
             return len(value.split(",")), place
-        if option in _PARALLEL and re.fullmatch(r"\d{1,4}", value):
+        if option in _PARALLEL and re.fullmatch(r"[0-9]{1,4}", value):
             product, where = product * int(value), place
     if product > 1:
         return product, where
     for entry in container.field.at("env").items:
         value = entry.at("value").text or ""
-        if entry.at("name").text == "CUDA_VISIBLE_DEVICES" and re.fullmatch(r"\d+(?:,\d+)*", value):
+        if entry.at("name").text == "CUDA_VISIBLE_DEVICES" and _DEVICE_LIST.fullmatch(value):
             return len(value.split(",")), entry
     return 0, container.field
 
@@ -417,7 +419,7 @@ def _no_endpoints(scene: Scene, service: Object, matched: Sequence[Workload]) ->
         running = [w for w in scene.workloads if w.runs and w.namespace == service.namespace and w not in matched]
         hint = f", for example {_pairs(running[0].labels)} of {running[0].title}" if running else ""
         return message, f"select pods that run{hint}"
-    near = [w for w in scene.workloads if any(w.labels.get(k) == v for k, v in wanted.items())]
+    near = [w for w in scene.workloads if w.namespace == service.namespace and w.labels.keys() & wanted.keys()]
     elsewhere = [w for w in scene.workloads if selects(wanted, w.labels)]
     hint = ""
     if elsewhere:
@@ -445,7 +447,8 @@ def _service_port(service: Object, port: Field, running: Sequence[Workload]) -> 
         names = {n for c in workload.main for n in c.port_names()}
         numbers = {n for c in workload.main for n in c.port_numbers()}
         place = target if target.present else port
-        if isinstance(wanted, str) and not wanted.isdigit():
+        number = _port(wanted)
+        if isinstance(wanted, str) and number is None:
             if wanted not in names:
                 have = ", ".join(sorted(names)) or "none"
                 yield _at(
@@ -455,7 +458,7 @@ def _service_port(service: Object, port: Field, running: Sequence[Workload]) -> 
                     f"targetPort {wanted!r} is no port name of {workload.title} (it has {have})",
                     "name the container's port, or use its number",
                 )
-        elif isinstance(wanted, int | str) and numbers and int(wanted) not in numbers:
+        elif number is not None and numbers and number not in numbers:
             yield _at(
                 "service-port",
                 place,
@@ -522,7 +525,8 @@ def probes(scene: Scene) -> Iterator[Finding]:
             for action in ("httpGet", "tcpSocket", "grpc"):
                 port = container.field.at(probe, action, "port")
                 value = port.value
-                if isinstance(value, str) and not value.isdigit():
+                number = _port(value)
+                if isinstance(value, str) and number is None:
                     if value not in names:
                         have = ", ".join(names) or "none"
                         yield _at(
@@ -532,7 +536,7 @@ def probes(scene: Scene) -> Iterator[Finding]:
                             f"{probe} asks port {value!r}; {container.name or 'the container'} names {have}",
                             "name a port of the container",
                         )
-                elif isinstance(value, int | str) and numbers and int(value) not in numbers:
+                elif number is not None and numbers and number not in numbers:
                     who = container.name or "the container"
                     yield _at(
                         "probe-port",
@@ -557,7 +561,7 @@ def port_arguments(scene: Scene) -> Iterator[Finding]:
             value = value if equals else words[index + 1][0] if index + 1 < len(words) else ""
             if (
                 option in ("--port", "--p")
-                and re.fullmatch(r"\d{1,5}", value)
+                and re.fullmatch(r"[0-9]{1,5}", value)
                 and numbers
                 and int(value) not in numbers
             ):
@@ -740,6 +744,13 @@ def _config_maps(workload: Workload) -> Iterator[tuple[Field, str, bool]]:
 
 
 # Small helpers -------------------------------------------------------------------------------------------------------
+
+
+def _port(value: object) -> int | None:
+    """A port given as a number, or as a string of digits (which Kubernetes reads as one); None for a name."""
+    if isinstance(value, str):
+        return int(value) if re.fullmatch(r"[0-9]{1,5}", value) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _containers(scene: Scene) -> Iterator[tuple[Workload, Container]]:

@@ -147,7 +147,7 @@ def _definitions(folder: str) -> Any:
     from referencing.jsonschema import DRAFT202012
 
     resource = DRAFT202012.create_resource(_read(folder, "_definitions.json"))
-    return Registry().with_resource("_definitions.json", resource)
+    return Registry().with_resource("_definitions.json", resource).crawl()
 
 
 @lru_cache(maxsize=256)

