@@ -1,0 +1,410 @@
+"""Reads a layer tar once: takes stock of it, compresses it atom by atom into the spool, and foresees its parts.
+
+The digest of a part needs the part's bytes in order, and which bytes those are is only known when the whole layer was
+seen: a hard link, a whiteout or a second entry for a directory may come last. Unpacking everything again to hash it
+would cost as much as compressing it did. So while the layer is read the planner runs along, and a part's digests are
+computed on the way, as the part turns out if nothing surprising follows. Parts that come out otherwise (mostly none, or
+few) are hashed again from the spool.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import queue
+import threading
+from bisect import bisect_left
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from buildkit.image.compress import Codec, Joiner, Segment, compress_segment
+from buildkit.image.tarspan import Entry, TarReader
+from buildkit.split.inventory import Inventory
+from buildkit.split.planner import LARGE, Budget, Delta, OpenPart, Packing
+from buildkit.split.spool import Spool, unpack
+from buildkit.split.store import Recipe, Store
+
+MAX_QUEUED = 12
+"""Segments in work at once at most, each of up to the codec's segment size, twice (input and output)."""
+
+
+class Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hashes:
+    """Of one part: sha256 of its blob and of its tar (hex), and the tar's size in bytes."""
+
+    blob: str
+    tar: str
+    tar_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A layer that was read to its end: its store, and the hashes of the parts that were foreseen, by recipe."""
+
+    store: Store
+    foreseen: dict[Recipe, Hashes]
+    tar_size: int
+
+
+class HashLine:
+    """Hashes of a part in the making: what was put in so far, in order."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._joiner = Joiner(codec)
+        self._tar = hashlib.sha256()
+        self._blob = hashlib.sha256(self._joiner.header())
+        self.recipe: list[int] = []
+
+    def copy(self) -> HashLine:
+        other = copy.copy(self)
+        other._joiner = copy.copy(self._joiner)
+        other._tar, other._blob = self._tar.copy(), self._blob.copy()
+        other.recipe = list(self.recipe)
+        return other
+
+    def put(self, number: int, segment: Segment, raw: bytes) -> None:
+        self.recipe.append(number)
+        for part in self._joiner.add(segment):
+            self._blob.update(part)
+        self._tar.update(raw)
+
+    def finish(self) -> Hashes:
+        self._blob.update(self._joiner.trailer())
+        return Hashes(blob=self._blob.hexdigest(), tar=self._tar.hexdigest(), tar_size=self._joiner.input)
+
+
+def hash_recipe(store: Store, recipe: Recipe) -> Hashes:
+    """The hashes of a part from the spool, by unpacking it."""
+    line = HashLine(store.codec)
+    for number in recipe:
+        segment = store.spool.segment(number)
+        line.put(number, segment, unpack(store.codec, segment))
+    return line.finish()
+
+
+def measure(
+    tar: Readable,
+    *,
+    where: str,
+    codec: Codec,
+    budget: Budget,
+    pool: Executor,
+    threads: int,
+    spool: Spool,
+    progress: Callable[[int], object] = lambda _: None,
+) -> Measured:
+    """Read ``tar`` to its end. ``progress`` is told the bytes of each piece that was read.
+
+    Raises FormatError with the offset for a tar that does not parse, StorageError where the spool cannot grow.
+    """
+    reader = TarReader(tar, where=where)
+    inventory = Inventory(where=where)
+    store = Store(spool, codec, inventory, reader.globals)
+    consumer = _Consumer(store, budget, min(threads + 2, MAX_QUEUED))
+
+    def emit(raw: bytes, place: Place) -> None:
+        consumer.put(_Item(future=pool.submit(compress_segment, codec, raw), raw=raw, place=place))
+        progress(len(raw))
+
+    try:
+        feed(reader, inventory, codec, budget, emit)
+    except BaseException:
+        consumer.abandon()
+        raise
+    foreseen = consumer.finish()
+    extra = reader.finish()
+    progress(extra)
+    return Measured(store=store, foreseen=foreseen, tar_size=reader.offset)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a segment belongs. ``opens``: it begins the atom of entry ``first``; ``stop``: it ends that atom, before
+    entry ``stop``. ``atom_input``: bytes of the whole atom's input."""
+
+    first: int
+    stop: int | None
+    opens: bool
+    atom_input: int
+
+
+def feed(
+    reader: TarReader, inventory: Inventory, codec: Codec, budget: Budget, emit: Callable[[bytes, Place], object]
+) -> None:
+    """Cut what the reader gives into atoms and these into segments, in order, each given to ``emit``."""
+    _Feeder(reader, inventory, codec, budget, emit).run()
+
+
+class _Feeder:
+    def __init__(
+        self,
+        reader: TarReader,
+        inventory: Inventory,
+        codec: Codec,
+        budget: Budget,
+        emit: Callable[[bytes, Place], object],
+    ) -> None:
+        self._reader = reader
+        self._inventory = inventory
+        self._segment = codec.segment
+        self._budget = budget
+        self._emit = emit
+        self._pending: list[bytes] = []
+        self._size = 0
+        self._first = 0
+        self._class = (False, 0)
+        self._last = 0
+
+    def run(self) -> None:
+        for entry in self._reader:
+            number = self._inventory.add(entry)
+            if entry.span >= LARGE or entry.span > self._budget.atom:
+                self._flush(number)
+                self._alone(entry, number)
+            else:
+                self._collect(entry, number)
+        self._flush(len(self._inventory))
+
+    def _collect(self, entry: Entry, number: int) -> None:
+        # Whiteouts go elsewhere than their neighbours, and an atom lies between two global headers.
+        whiteouts = self._inventory.whiteouts
+        kind = (bool(whiteouts) and whiteouts[-1] == number, entry.globals_before)
+        if self._pending and (kind != self._class or self._ends_before(entry.span, number)):
+            self._flush(number)
+        if not self._pending:
+            self._first, self._class = number, kind
+        self._pending.append(entry.head)
+        while data := self._reader.read(self._segment):
+            self._pending.append(data)
+        self._size += entry.span
+        self._last = entry.span
+
+    def _ends_before(self, span: int, number: int) -> bool:
+        most = self._budget.atom
+        if self._size + span > most:
+            return True
+        if not self._budget.stable or self._size < most // 8:
+            return False
+        # By chance of the path's hash, one cut in every quarter of the largest atom's bytes.
+        return self._inventory.cut[number] * (most // 4) < self._last << 32
+
+    def _flush(self, stop: int) -> None:
+        if self._pending:
+            raw = b"".join(self._pending)
+            self._emit(raw, Place(first=self._first, stop=stop, opens=True, atom_input=len(raw)))
+            self._pending, self._size = [], 0
+
+    def _alone(self, entry: Entry, number: int) -> None:
+        left = entry.span
+        rest = entry.head
+        opens = True
+        while left:
+            want = min(self._segment, left)
+            parts, have = [rest], len(rest)
+            while have < want:
+                parts.append(self._reader.read(want - have))
+                have += len(parts[-1])
+            # Headers may be larger than a segment.
+            whole = b"".join(parts)
+            raw, rest = whole[:want], whole[want:]
+            left -= len(raw)
+            stop = None if left else number + 1
+            self._emit(raw, Place(first=number, stop=stop, opens=opens, atom_input=entry.span))
+            opens = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Item:
+    future: Future[Segment]
+    raw: bytes
+    place: Place
+
+
+class _Consumer:
+    """Takes the segments in order, in a thread of its own: into the spool, into the atom table, into the forecast."""
+
+    def __init__(self, store: Store, budget: Budget, depth: int) -> None:
+        self._store = store
+        self._forecast = _Forecast(store, budget)
+        self._queue: queue.Queue[_Item | None] = queue.Queue(depth)
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="split-consumer", daemon=True)
+        self._thread.start()
+
+    def put(self, item: _Item) -> None:
+        if self._error is not None:
+            item.future.cancel()
+            self._stop()
+            raise self._error
+        self._queue.put(item)
+
+    def finish(self) -> dict[Recipe, Hashes]:
+        self._stop()
+        if self._error is not None:
+            raise self._error
+        return self._forecast.finish()
+
+    def abandon(self) -> None:
+        self._error = self._error or RuntimeError("abandoned")
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if self._error is not None:
+                item.future.cancel()
+                continue
+            try:
+                self._take(item)
+            except BaseException as error:
+                self._error = error
+
+    def _take(self, item: _Item) -> None:
+        segment = item.future.result()
+        number = self._store.spool.append(segment)
+        table, place = self._store.table, item.place
+        if place.opens:
+            atom = table.open(place.first, place.first + 1 if place.stop is None else place.stop)
+            if place.stop is not None:
+                table.extend(number, segment.size)
+                self._forecast.whole(atom, number, segment, item.raw)
+                return
+            self._forecast.begin(atom, place.atom_input)
+        table.extend(number, segment.size)
+        self._forecast.more(number, segment, item.raw)
+        if place.stop is not None:
+            self._forecast.end()
+
+
+class _PartLine:
+    """A part in the making as it is foreseen: its hashes, and how far in the source it has come."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.hashes = HashLine(store.codec)
+        self._reached = -1
+        self._headers = 0
+        self.alive = True
+        """Whether everything came in the source's order so far; otherwise the forecast is given up."""
+
+    def copy(self) -> _PartLine:
+        other = copy.copy(self)
+        other.hashes = self.hashes.copy()
+        return other
+
+    def lead_in(self, delta: Delta, first: int) -> None:
+        """Put what an atom brings with it: directories and global headers before its first entry."""
+        starts = self._store.inventory.start
+        for entry in sorted(delta.carried.values()):
+            if self._advance(entry) and starts[entry] < starts[first]:
+                self._put(self._store.directory(entry))
+            else:
+                self.alive = False
+        self._advance(first)
+
+    def _advance(self, entry: int) -> bool:
+        if entry <= self._reached:
+            self.alive = False
+        before = self._store.inventory.global_before
+        while self.alive and self._headers < len(before) and before[self._headers] <= entry:
+            self._put(self._store.global_header(self._headers))
+            self._headers += 1
+        self._reached = entry
+        return self.alive
+
+    def _put(self, number: int) -> None:
+        segment = self._store.spool.segment(number)
+        self.hashes.put(number, segment, unpack(self._store.codec, segment))
+
+    def put(self, number: int, segment: Segment, raw: bytes) -> None:
+        if self.alive:
+            self.hashes.put(number, segment, raw)
+
+    def finish(self) -> tuple[Recipe, Hashes] | None:
+        if not self.alive:
+            return None
+        self._put(self._store.trailer())
+        return tuple(self.hashes.recipe), self.hashes.finish()
+
+
+class _Forecast:
+    """Runs the packing along and keeps a line of hashes for each part.
+
+    An atom of one segment is put where the packing puts it. An atom of several is hashed while it comes in, before its
+    size is known: as the next of the open part while it may fit there, and as the first of a new part while it may not.
+    """
+
+    def __init__(self, store: Store, budget: Budget) -> None:
+        self._store = store
+        self._packing = Packing(store.inventory, store.table.atoms, budget, store.sizes())
+        self._lines: dict[OpenPart, _PartLine] = {}
+        self._atom = 0
+        self._join: tuple[OpenPart, _PartLine] | None = None
+        self._room = 0
+        self._fresh: _PartLine | None = None
+
+    def whole(self, atom: int, number: int, segment: Segment, raw: bytes) -> None:
+        if self._pinned(atom):
+            return
+        part, delta = self._packing.add((atom,))
+        line = self._lines.setdefault(part, _PartLine(self._store))
+        line.lead_in(delta, self._store.table.atoms.first[atom])
+        line.put(number, segment, raw)
+
+    def begin(self, atom: int, atom_input: int) -> None:
+        self._atom, self._join, self._fresh = atom, None, None
+        if self._pinned(atom):
+            return
+        first = self._store.table.atoms.first[atom]
+        part, capacity = self._packing.candidate((atom,))
+        certain = False
+        if part is not None:
+            delta = part.delta((atom,))
+            self._room = capacity - part.size - delta.size
+            # Deflate and zstd add less than this to what cannot be compressed.
+            certain = atom_input + atom_input // 1000 + 1024 <= self._room
+            line = self._lines[part] if certain else self._lines[part].copy()
+            line.lead_in(delta, first)
+            self._join = (part, line)
+        if not certain:
+            fresh = OpenPart(self._packing.view)
+            self._fresh = _PartLine(self._store)
+            self._fresh.lead_in(fresh.delta((atom,)), first)
+
+    def more(self, number: int, segment: Segment, raw: bytes) -> None:
+        self._room -= segment.size
+        if self._join is not None and self._room < 0:
+            self._join = None
+        if self._join is not None:
+            self._join[1].put(number, segment, raw)
+        if self._fresh is not None:
+            self._fresh.put(number, segment, raw)
+
+    def end(self) -> None:
+        if self._pinned(self._atom):
+            return
+        part, _ = self._packing.add((self._atom,))
+        if self._join is not None and part is self._join[0]:
+            self._lines[part] = self._join[1]
+        elif self._fresh is not None:
+            self._lines[part] = self._fresh
+
+    def finish(self) -> dict[Recipe, Hashes]:
+        finished = [line.finish() for line in self._lines.values()]
+        return dict(pair for pair in finished if pair is not None)
+
+    def _pinned(self, atom: int) -> bool:
+        """Whether the atom holds whiteouts, which go into the first part, however late they come."""
+        whiteouts, first = self._store.inventory.whiteouts, self._store.table.atoms.first[atom]
+        at = bisect_left(whiteouts, first)
+        return at < len(whiteouts) and whiteouts[at] == first

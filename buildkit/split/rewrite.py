@@ -1,0 +1,655 @@
+"""Splits an image: every layer above the limit becomes several, every other passes through as it is.
+
+One pass over each layer. A layer that the source holds as a tar is first compressed as a push would compress it; most
+layers end below the limit, and that is their blob. One that exceeds it is compressed anew, atom by atom (``measure``),
+from where reading began; then the planner decides, and the parts are put together from the compressed atoms.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Literal, Self
+
+from buildkit.errors import ImageError, UsageError
+from buildkit.image.compress import DEFAULT_CODEC, Codec, Joiner, Segment, compress_segment
+from buildkit.image.source import ImageSource, LayerStream, SourceLayer
+from buildkit.image.streams import tar_of
+from buildkit.image.tarspan import TRAILER
+from buildkit.model import (
+    DOCKER_CONFIG,
+    DOCKER_MANIFEST,
+    OCI_CONFIG,
+    OCI_MANIFEST,
+    Descriptor,
+    Digest,
+    ImageConfig,
+    Manifest,
+)
+from buildkit.split.bonds import find_bonds
+from buildkit.split.config import divided_config
+from buildkit.split.measure import MAX_QUEUED, Hashes, Measured, Readable, hash_recipe, measure
+from buildkit.split.planner import MIN_LIMIT, Budget, plan, recut
+from buildkit.split.report import LayerReport, PartReport, SplitReport
+from buildkit.split.spool import Spool, Stored, StoredStream, assemble, unpack
+from buildkit.split.store import Recipe, Store
+from buildkit.split.survey import EVERY, part_report, survey
+from buildkit.units import format_size
+
+DEFAULT_LIMIT = 95 * 10**6
+"""Bytes of a compressed layer: below the 100 MB that common edges let through, with room for a request's headers."""
+LAYERS_WARN = 64
+LAYERS_REFUSE = 120
+"""moby stops at 125 layers and overlay2 at 128 lower folders; a container adds some of its own."""
+
+Oversize = Literal["isolate", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitOptions:
+    """``limit``: most compressed bytes of a layer. ``oversize``: what to do with an entry that alone is above it,
+    ``isolate`` gives it a layer of its own, ``error`` refuses the image. ``stable``: cut where the content says so, so
+    that a small change moves few boundaries. ``threads`` compress (None: as many as there are CPUs). ``spool``: folder
+    for the temporary file that holds the compressed layers (None: the system's)."""
+
+    limit: int = DEFAULT_LIMIT
+    codec: Codec = DEFAULT_CODEC
+    oversize: Oversize = "isolate"
+    stable: bool = True
+    threads: int | None = None
+    spool: Path | None = None
+    max_layers: int = LAYERS_REFUSE
+
+    def __post_init__(self) -> None:
+        if self.limit < MIN_LIMIT:
+            raise UsageError(f"a limit of {self.limit} bytes is too small to hold a layer", hint="use 1 MB or more")
+        if self.oversize not in ("isolate", "error"):
+            raise UsageError(f"oversize {self.oversize!r} is not known", hint="isolate or error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitResult:
+    """The new image, as a source for transports and pushes, and the report. Close it to free the temporary file."""
+
+    image: SplitImage
+    report: SplitReport
+
+    def close(self) -> None:
+        self.image.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewLayer:
+    """A layer of the new image: ``stored`` in the spool, or ``passed`` on from the source's layer of that index."""
+
+    layer: SourceLayer
+    descriptor: Descriptor
+    stored: Stored | None = None
+    passed: int | None = None
+
+
+class SplitImage:
+    """The divided image as an ``ImageSource``. It reads layers that pass through from the source, which stays open."""
+
+    method = "split"
+    random_access = True
+
+    def __init__(
+        self, source: ImageSource, spool: Spool, layers: tuple[NewLayer, ...], config: ImageConfig, manifest: Manifest
+    ) -> None:
+        self.name = source.name
+        self.reason = ""
+        self.image_id = config.digest
+        self.manifest: Manifest | None = manifest
+        self.layers = tuple(new.layer for new in layers)
+        self._source = source
+        self._spool = spool
+        self._new = layers
+        self._config = config
+
+    def config(self) -> ImageConfig:
+        return self._config
+
+    def stream(self, wanted: Collection[int]) -> Iterator[LayerStream]:
+        for index in sorted(set(wanted)):
+            with self.open(index) as stream:
+                yield stream
+
+    def open(self, index: int) -> LayerStream:
+        new = self._new[index]
+        if new.stored is not None:
+            return StoredStream(self._spool, new.stored, index=index, layer=new.layer)
+        assert new.passed is not None
+        return _Renumbered(self._source.open(new.passed), index)
+
+    def close(self) -> None:
+        self._spool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self.close()
+
+
+class _Renumbered:
+    """A stream of the source under the number that the layer has in the new image."""
+
+    def __init__(self, stream: LayerStream, index: int) -> None:
+        self._stream = stream
+        self.index = index
+        self.layer = stream.layer
+        self.kind = stream.kind
+
+    def read(self, size: int, /) -> bytes:
+        return self._stream.read(size)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self.close()
+
+
+def split_image(
+    source: ImageSource,
+    options: SplitOptions | None = None,
+    *,
+    progress: Callable[[int], object] = lambda _: None,
+) -> SplitResult:
+    """Split the image. ``source`` must stay open as long as the result is used.
+
+    ``progress`` is told the bytes of uncompressed layers as they are read. Raises FormatError (with the offset) or
+    another ImageError for a source that is not what it claims to be, ImageError for too many layers or, with
+    ``oversize="error"``, for what cannot be divided, StorageError where the disk refuses.
+    """
+    options = options or SplitOptions()
+    spool = Spool(options.spool)
+    try:
+        with _Split(source, options, spool, progress) as job:
+            return job.run()
+    except BaseException:
+        spool.close()
+        raise
+
+
+def dry_run(
+    source: ImageSource,
+    options: SplitOptions | None = None,
+    *,
+    exact: bool = True,
+    progress: Callable[[int], object] = lambda _: None,
+) -> SplitReport:
+    """What ``split_image`` would do; keeps nothing.
+
+    ``exact`` compresses everything to know every size; otherwise a sample is compressed and sizes are predicted.
+    Never raises for what cannot be divided or for too many layers: the report says it.
+    """
+    options = options or SplitOptions()
+    lenient = replace(options, oversize="isolate", max_layers=2**31)
+    if exact:
+        with split_image(source, lenient, progress=progress) as result:
+            report = replace(result.report, dry="exact")
+    else:
+        with Spool(options.spool) as spool, _Split(source, lenient, spool, progress) as job:
+            report = job.predict()
+    verdicts = []
+    if report.layers_after > options.max_layers:
+        verdicts.append(f"{report.layers_after} layers are refused: engines take no more than {options.max_layers}")
+    if options.oversize == "error" and report.too_large:
+        verdicts.append("what cannot be divided is refused (oversize: error)")
+    return replace(report, warnings=report.warnings + tuple(verdicts))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    layers: tuple[NewLayer, ...]
+    report: LayerReport
+
+
+@dataclass(slots=True)
+class _Split:
+    source: ImageSource
+    options: SplitOptions
+    spool: Spool
+    progress: Callable[[int], object]
+    _done: dict[int, _Outcome] = field(default_factory=dict)
+    _threads: int = 0
+    _pool: ThreadPoolExecutor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._threads = self.options.threads or len(os.sched_getaffinity(0))
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="split")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def budget(self) -> Budget:
+        trailer = compress_segment(self.options.codec, TRAILER).size
+        return Budget(
+            limit=self.options.limit, overhead=self.options.codec.overhead + trailer, stable=self.options.stable
+        )
+
+    @property
+    def docker(self) -> bool:
+        """The family of media types: the source's; for a source without manifest Docker's, where it has the codec."""
+        if self.source.manifest is not None:
+            return self.source.manifest.docker
+        return self.options.codec.algorithm == "gzip"
+
+    # -- the story
+
+    def run(self) -> SplitResult:
+        # Fails here, not after an hour, where the family has no such codec.
+        media_type = self.options.codec.media_type(docker=self.docker)
+        for stream in self.source.stream(self._wanted()):
+            with stream:
+                self._done[stream.index] = self._layer(stream, media_type)
+                self._count_layers()
+        outcomes = self._in_order()
+        self._refuse_oversize(outcomes)
+        config = self.source.config()
+        layers = tuple(new for outcome in outcomes for new in outcome.layers)
+        new_config = divided_config(config, [[new.layer.diff_id for new in outcome.layers] for outcome in outcomes])
+        manifest = self._manifest(new_config, layers, changed=new_config is not config)
+        report = self._report(outcomes, dry=None)
+        report = replace(
+            report,
+            new_image_id=new_config.digest,
+            new_manifest=manifest.digest,
+            invalidated=_invalidated(self.source, manifest),
+        )
+        return SplitResult(image=SplitImage(self.source, self.spool, layers, new_config, manifest), report=report)
+
+    def predict(self) -> SplitReport:
+        for stream in self.source.stream(self._wanted()):
+            with stream:
+                found = survey(
+                    tar_of(stream),
+                    where=f"layer {stream.index + 1}",
+                    codec=self.options.codec,
+                    budget=self.budget,
+                    progress=self.progress,
+                )
+                parts: tuple[PartReport, ...] = ()
+                if stream.kind == "blob" or found.predicted > self.options.limit:
+                    parts = found.parts
+                self._done[stream.index] = _Outcome(
+                    layers=(),
+                    report=LayerReport(
+                        number=stream.index + 1,
+                        diff_id=stream.layer.diff_id,
+                        size=stream.layer.blob.size if stream.layer.blob else None,
+                        tar_size=found.tar_size,
+                        entries=found.entries,
+                        parts=parts,
+                    ),
+                )
+        return self._report(self._in_order(), dry="quick")
+
+    # -- which layers are read
+
+    def _wanted(self) -> set[int]:
+        """Layers to read: each distinct one that may need dividing, or whose bytes cannot be had later."""
+        wanted: dict[Digest, int] = {}
+        for index, layer in enumerate(self.source.layers):
+            if not self._passes(layer):
+                wanted.setdefault(layer.diff_id, index)
+        return set(wanted.values())
+
+    def _passes(self, layer: SourceLayer) -> bool:
+        blob = layer.blob
+        return blob is not None and (blob.foreign or (blob.size <= self.options.limit and self.source.random_access))
+
+    def _in_order(self) -> list[_Outcome]:
+        """The outcome of each of the source's layers; layers that occur twice share theirs."""
+        by_diff_id = {outcome.report.diff_id: outcome for outcome in self._done.values()}
+        out = []
+        for index, layer in enumerate(self.source.layers):
+            outcome = by_diff_id.get(layer.diff_id)
+            if outcome is None:
+                if not self._passes(layer):
+                    raise ImageError(f"{self.source.name} did not deliver layer {index + 1}")
+                outcome = self._pass_on(index, layer)
+            out.append(replace(outcome, report=replace(outcome.report, number=index + 1)))
+        return out
+
+    def _pass_on(self, index: int, layer: SourceLayer) -> _Outcome:
+        assert layer.blob is not None
+        return _Outcome(
+            layers=(NewLayer(layer=layer, descriptor=layer.blob, passed=index),),
+            report=LayerReport(
+                number=index + 1,
+                diff_id=layer.diff_id,
+                size=layer.blob.size,
+                tar_size=layer.tar_size,
+                entries=None,
+            ),
+        )
+
+    # -- one layer
+
+    def _layer(self, stream: LayerStream, media_type: str) -> _Outcome:
+        blob = stream.layer.blob
+        if stream.kind == "blob":
+            assert blob is not None
+            if blob.foreign or blob.size <= self.options.limit:
+                return self._keep(stream, self._copy(stream, blob), None)
+            return self._divide(stream, tar_of(stream), media_type)
+        if self._surely_large(stream.layer):
+            outcome = self._divide(stream, stream, media_type)
+            if any(new.descriptor.size > self.options.limit for new in outcome.layers) or len(outcome.layers) > 1:
+                return outcome
+            # It compressed below all expectation: then it is a layer like others.
+            with self.source.open(stream.index) as fresh:
+                return self._try(fresh, media_type)
+        return self._try(stream, media_type)
+
+    def _surely_large(self, layer: SourceLayer) -> bool:
+        """Whether to skip the trial: so large a tar exceeds the limit unless it is hardly more than zeros."""
+        return self.source.random_access and (layer.tar_size or 0) > 16 * self.options.limit
+
+    def _try(self, stream: LayerStream, media_type: str) -> _Outcome:
+        trial = _Trial(stream, self.options, self._pool, self._threads, self.spool)
+        stored = trial.run(media_type)
+        if stored is None:
+            return self._divide(stream, trial.again(), media_type)
+        self.progress(trial.tar_size)
+        return self._keep(stream, stored, trial.tar_size)
+
+    def _copy(self, stream: LayerStream, blob: Descriptor) -> Stored:
+        ranges: list[tuple[int, int]] = []
+        while data := stream.read(2**20):
+            offset, size = self.spool.write(data)
+            if ranges and sum(ranges[-1]) == offset:
+                offset, size = ranges[-1][0], ranges.pop()[1] + size
+            ranges.append((offset, size))
+        return Stored(descriptor=blob, head=b"", ranges=tuple(ranges), tail=b"")
+
+    def _keep(self, stream: LayerStream, stored: Stored, tar_size: int | None) -> _Outcome:
+        layer = SourceLayer(diff_id=stream.layer.diff_id, blob=stored.descriptor, tar_size=tar_size)
+        return _Outcome(
+            layers=(NewLayer(layer=layer, descriptor=stored.descriptor, stored=stored),),
+            report=LayerReport(
+                number=stream.index + 1,
+                diff_id=layer.diff_id,
+                size=stored.descriptor.size,
+                tar_size=tar_size,
+                entries=None,
+            ),
+        )
+
+    def _divide(self, stream: LayerStream, tar: Readable, media_type: str) -> _Outcome:
+        budget = self.budget
+        measured = measure(
+            tar,
+            where=f"layer {stream.index + 1}",
+            codec=self.options.codec,
+            budget=budget,
+            pool=self._pool,
+            threads=self._threads,
+            spool=self.spool,
+            progress=self.progress,
+        )
+        store = measured.store
+        bonds = find_bonds(store.inventory)
+        store.recut(recut(store.table.atoms, bonds, budget, store.table.sizes))
+        parts = plan(store.inventory, store.table.atoms, bonds, budget, store.sizes())
+        share = _share(store)
+        hashes = self._hashes(measured, [store.recipe(part) for part in parts])
+        layers, reports = [], []
+        for part, (recipe, known) in zip(parts, hashes, strict=True):
+            new = self._new_layer(store, recipe, known, media_type)
+            assert new.descriptor.size == part.size, "sizes of segments add up"
+            layers.append(new)
+            reports.append(
+                replace(
+                    part_report(store.inventory, store.table.atoms, part, share=share),
+                    size=part.size,
+                    digest=new.descriptor.digest,
+                    diff_id=new.layer.diff_id,
+                )
+            )
+        if len(parts) <= 1 and stream.kind == "blob" and self.source.random_access:
+            # There was nothing to divide: the source's own blob is as good, and keeps its digest.
+            layers = list(self._pass_on(stream.index, stream.layer).layers)
+        return _Outcome(
+            layers=tuple(layers),
+            report=LayerReport(
+                number=stream.index + 1,
+                diff_id=stream.layer.diff_id,
+                size=None,
+                tar_size=measured.tar_size,
+                entries=len(store.inventory),
+                parts=tuple(reports),
+            ),
+        )
+
+    def _hashes(self, measured: Measured, recipes: Sequence[Recipe]) -> list[tuple[Recipe, Hashes]]:
+        """The hashes of each part: foreseen, or taken from the spool, several at once."""
+        futures = [
+            None if recipe in measured.foreseen else self._pool.submit(hash_recipe, measured.store, recipe)
+            for recipe in recipes
+        ]
+        return [
+            (recipe, measured.foreseen[recipe] if future is None else future.result())
+            for recipe, future in zip(recipes, futures, strict=True)
+        ]
+
+    def _new_layer(self, store: Store, recipe: Recipe, hashes: Hashes, media_type: str) -> NewLayer:
+        head, ranges, tail = assemble(store.codec, store.spool, recipe)
+        size = len(head) + sum(size for _, size in ranges) + len(tail)
+        descriptor = Descriptor(media_type=media_type, digest=Digest("sha256", hashes.blob), size=size)
+        layer = SourceLayer(diff_id=Digest("sha256", hashes.tar), blob=descriptor, tar_size=hashes.tar_size)
+        stored = Stored(descriptor=descriptor, head=head, ranges=ranges, tail=tail)
+        return NewLayer(layer=layer, descriptor=descriptor, stored=stored)
+
+    # -- the whole
+
+    def _count_layers(self) -> None:
+        """Refuse as soon as it is sure that there will be too many."""
+        count = sum(len(outcome.layers) - 1 for outcome in self._done.values()) + len(self.source.layers)
+        if count > self.options.max_layers:
+            raise ImageError(
+                f"{self.source.name} would have at least {count} layers; engines refuse more than "
+                f"{self.options.max_layers}",
+                hint="use a larger limit, or the sequential layout, which packs more densely",
+            )
+
+    def _refuse_oversize(self, outcomes: Sequence[_Outcome]) -> None:
+        if self.options.oversize != "error":
+            return
+        found = [
+            f"layer {outcome.report.number}: {part.indivisible.paths[0]} ({format_size(part.indivisible.size)})"
+            for outcome in outcomes
+            for part in outcome.report.parts
+            if part.indivisible
+        ]
+        if found:
+            raise ImageError(
+                f"above the limit of {format_size(self.options.limit)} and not divisible: {', '.join(found)}",
+                hint="no layer format divides a file: let it have a layer of its own (oversize: isolate) "
+                "and push with --chunked",
+            )
+
+    def _manifest(self, config: ImageConfig, layers: Sequence[NewLayer], *, changed: bool) -> Manifest:
+        own = self.source.manifest
+        if own is not None and not changed and [n.descriptor.digest for n in layers] == [d.digest for d in own.layers]:
+            return own
+        annotations = {}
+        if own is not None:
+            annotations = {k: v for k, v in own.annotations.items() if not k.startswith(_SIGNATURES)}
+        return Manifest.build(
+            media_type=DOCKER_MANIFEST if self.docker else OCI_MANIFEST,
+            config=Descriptor(
+                media_type=DOCKER_CONFIG if self.docker else OCI_CONFIG, digest=config.digest, size=len(config.raw)
+            ),
+            layers=[new.descriptor for new in layers],
+            annotations=MappingProxyType(annotations),
+        )
+
+    def _report(self, outcomes: Sequence[_Outcome], *, dry: Literal["quick", "exact"] | None) -> SplitReport:
+        report = SplitReport(
+            source=self.source.name,
+            method=self.source.method,
+            limit=self.options.limit,
+            codec=str(self.options.codec),
+            stable=self.options.stable,
+            dry=dry,
+            layers=tuple(outcome.report for outcome in outcomes),
+            image_id=self.source.image_id,
+            new_image_id=None,
+            manifest=self.source.manifest.digest if self.source.manifest else None,
+            new_manifest=None,
+            warnings=(),
+            invalidated=(),
+        )
+        if report.layers_after > LAYERS_WARN:
+            text = f"{report.layers_after} layers: some container runtimes have trouble above {LAYERS_WARN}"
+            report = replace(report, warnings=(text,))
+        return report
+
+
+_SIGNATURES = ("dev.cosignproject.", "dev.sigstore.")
+"""Annotations that speak about a signature over the old manifest."""
+
+
+def _invalidated(source: ImageSource, manifest: Manifest) -> tuple[str, ...]:
+    """What was bound to the old image and says nothing about the new one."""
+    if manifest.config.digest == source.image_id:
+        return ()
+    old = source.manifest
+    out = [f"image id {source.image_id}: whatever names it means the undivided image"]
+    if old is not None:
+        out.append(
+            f"signatures, attestations and other referrers of {old.digest} do not cover the new manifest; "
+            "none is carried over: sign the new image"
+        )
+        if old.subject is not None:
+            out.append(f"the manifest's subject {old.subject.digest} is dropped")
+        dropped = sorted({key for layer in old.layers for key in layer.annotations})
+        if dropped:
+            out.append(f"annotations of divided layers are dropped ({', '.join(dropped)[:200]})")
+    return tuple(out)
+
+
+def _share(store: Store) -> float:
+    """Compressed to uncompressed bytes, by the sample that a quick dry run takes."""
+    sample = [number for atom in range(len(store.table.sizes)) for number in store.table.segments(atom)][::EVERY]
+    size, tar_size = sum(store.spool.size[n] for n in sample), sum(store.spool.input[n] for n in sample)
+    return size / tar_size if tar_size else 1.0
+
+
+class _Trial:
+    """Compresses a tar as a push would, until it ends or its blob exceeds the limit; then all can be read again."""
+
+    def __init__(
+        self, tar: Readable, options: SplitOptions, pool: ThreadPoolExecutor, threads: int, spool: Spool
+    ) -> None:
+        self._tar = tar
+        self._codec = options.codec
+        self._limit = options.limit
+        self._pool = pool
+        self._depth = min(threads + 2, MAX_QUEUED)
+        self._spool = spool
+        self._pending: deque[tuple[Future[Segment], bytes]] = deque()
+        self._numbers: list[int] = []
+        self.tar_size = 0
+
+    def run(self, media_type: str) -> Stored | None:
+        """The blob, or None where it exceeds the limit."""
+        joiner = Joiner(self._codec)
+        head = joiner.header()
+        digest = hashlib.sha256(head)
+        size = self._codec.overhead
+        ended = False
+        while size <= self._limit and not (ended and not self._pending):
+            while not ended and len(self._pending) < self._depth:
+                raw = self._next()
+                ended = len(raw) < self._codec.segment
+                if raw:
+                    self._pending.append((self._pool.submit(compress_segment, self._codec, raw), raw))
+            if self._pending:
+                future, raw = self._pending.popleft()
+                segment = future.result()
+                self._numbers.append(self._spool.append(segment))
+                self.tar_size += len(raw)
+                size += segment.size
+                for part in joiner.add(segment):
+                    digest.update(part)
+        if size > self._limit:
+            return None
+        tail = joiner.trailer()
+        digest.update(tail)
+        ranges = tuple(self._spool.ranges(self._numbers))
+        descriptor = Descriptor(
+            media_type=media_type,
+            digest=Digest("sha256", digest.hexdigest()),
+            size=len(head) + sum(size for _, size in ranges) + len(tail),
+        )
+        return Stored(descriptor=descriptor, head=head, ranges=ranges, tail=tail)
+
+    def again(self) -> Readable:
+        """The whole tar from its first byte, after ``run`` gave None. Once."""
+        return _Chained(self._pieces(), self._tar)
+
+    def _pieces(self) -> Iterator[bytes]:
+        for number in self._numbers:
+            yield unpack(self._codec, self._spool.segment(number))
+        while self._pending:
+            future, raw = self._pending.popleft()
+            future.cancel()
+            yield raw
+
+    def _next(self) -> bytes:
+        parts, have = [], 0
+        while have < self._codec.segment and (data := self._tar.read(self._codec.segment - have)):
+            parts.append(data)
+            have += len(data)
+        return b"".join(parts)
+
+
+class _Chained:
+    """Pieces, then a reader."""
+
+    def __init__(self, pieces: Iterator[bytes], rest: Readable) -> None:
+        self._pieces = pieces
+        self._rest = rest
+        self._piece = memoryview(b"")
+
+    def read(self, size: int, /) -> bytes:
+        while not self._piece:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return self._rest.read(size)
+            self._piece = memoryview(piece)
+        data = bytes(self._piece[:size])
+        self._piece = self._piece[size:]
+        return data
