@@ -22,7 +22,7 @@ from buildkit.image.compress import decompressed, sniff
 from buildkit.image.files import FileRange, Files, require
 from buildkit.image.layout import MAX_JSON, MAX_NESTING, blob_range, read_blob, read_index
 from buildkit.image.source import LayerStream, SourceLayer
-from buildkit.image.streams import VerifiedStream
+from buildkit.image.streams import VerifiedStream, distinct
 from buildkit.model import INDEX_TYPES, Descriptor, Digest, ImageConfig, Index, Manifest
 
 MAX_CONFIG = 64 * 2**20
@@ -87,11 +87,8 @@ class DockerArchiveSource:
         return self._config
 
     def stream(self, wanted: Collection[int]) -> Iterator[LayerStream]:
-        seen: set[Digest] = set()
-        for index, layer in enumerate(self.layers):
-            if index in wanted and layer.diff_id not in seen:
-                seen.add(layer.diff_id)
-                yield self.open(index)
+        for index in distinct(self.layers, wanted):
+            yield self.open(index)
 
     def open(self, index: int) -> LayerStream:
         layer, what = self.layers[index], f"{self.name}: layer {index + 1}"

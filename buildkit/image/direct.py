@@ -29,8 +29,8 @@ from buildkit.image.compress import decompressed
 from buildkit.image.files import FileRange
 from buildkit.image.layout import LayoutSource
 from buildkit.image.save import chain_ids
-from buildkit.image.source import LayerStream, SourceLayer
-from buildkit.image.streams import VerifiedStream
+from buildkit.image.source import SourceLayer
+from buildkit.image.streams import VerifiedStream, distinct
 from buildkit.image.tarsplit import TarSplitReader
 from buildkit.model import Digest, ImageConfig, Manifest, Platform
 
@@ -92,14 +92,11 @@ class DirectSource:
     def config(self) -> ImageConfig:
         return self._config
 
-    def stream(self, wanted: Collection[int]) -> Iterator[LayerStream]:
-        seen: set[Digest] = set()
-        for index, layer in enumerate(self.layers):
-            if index in wanted and layer.diff_id not in seen:
-                seen.add(layer.diff_id)
-                yield self.open(index)
+    def stream(self, wanted: Collection[int]) -> Iterator[VerifiedStream]:
+        for index in distinct(self.layers, wanted):
+            yield self.open(index)
 
-    def open(self, index: int) -> LayerStream:
+    def open(self, index: int) -> VerifiedStream:
         stored, what = self._stored[index], f"{self.name}: layer {index + 1}"
         with contextlib.ExitStack() as undo, _doubted(what):
             packed = undo.enter_context(open(stored.tar_split, "rb"))

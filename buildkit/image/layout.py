@@ -12,7 +12,7 @@ from buildkit.errors import FormatError, NotFoundError, UsageError
 from buildkit.image.blobfile import FileBlob
 from buildkit.image.files import FileRange, Files, require
 from buildkit.image.source import LayerStream, SourceLayer
-from buildkit.image.streams import VerifiedStream
+from buildkit.image.streams import VerifiedStream, distinct
 from buildkit.model import (
     INDEX_TYPES,
     MAX_MANIFEST,
@@ -93,11 +93,8 @@ class LayoutSource:
         return self._config
 
     def stream(self, wanted: Collection[int]) -> Iterator[LayerStream]:
-        seen: set[Digest] = set()
-        for index, layer in enumerate(self.layers):
-            if index in wanted and layer.diff_id not in seen:
-                seen.add(layer.diff_id)
-                yield self.open(index)
+        for index in distinct(self.layers, wanted):
+            yield self.open(index)
 
     def open(self, index: int) -> LayerStream:
         window = self._range(index).open()

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 from buildkit.errors import FormatError
 from buildkit.image.layout import MAX_JSON, MAX_NESTING
 from buildkit.image.source import LayerStream, SourceLayer
-from buildkit.image.streams import VerifiedStream
+from buildkit.image.streams import VerifiedStream, distinct
 from buildkit.model import INDEX_TYPES, Descriptor, Digest, ImageConfig, Index, Manifest, Platform, Reference
 
 
@@ -76,11 +76,8 @@ class RemoteSource:
         return self._config
 
     def stream(self, wanted: Collection[int]) -> Iterator[LayerStream]:
-        seen: set[Digest] = set()
-        for index, layer in enumerate(self.layers):
-            if index in wanted and layer.diff_id not in seen:
-                seen.add(layer.diff_id)
-                yield self.open(index)
+        for index in distinct(self.layers, wanted):
+            yield self.open(index)
 
     def open(self, index: int) -> LayerStream:
         pieces = self._registry.read_blob(self._repository, self._blobs[index])

@@ -27,7 +27,7 @@ from buildkit.errors import BuildkitError, EngineError, NotFoundError
 from buildkit.image.blobfile import storage_error
 from buildkit.image.compress import Readable, decompressed
 from buildkit.image.source import LayerStream, SourceLayer
-from buildkit.image.streams import VerifiedStream
+from buildkit.image.streams import VerifiedStream, distinct
 from buildkit.image.tarindex import Member, TarReader
 from buildkit.model import MAX_MANIFEST, Digest, ImageConfig, Manifest
 
@@ -85,13 +85,11 @@ class SaveSource:
             raise EngineError(f"{self.name}: the config comes in the stream, which was not read to its end")
         return self._config
 
-    def stream(self, wanted: Collection[int]) -> Iterator[LayerStream]:
+    def stream(self, wanted: Collection[int]) -> Iterator[VerifiedStream]:
         assert not self._used, "a save stream is read once"
         self._used = True
         # Layers with the same content come once, whatever number of times the image has them.
-        left: dict[Digest, int] = {}
-        for index in sorted(wanted, reverse=True):
-            left[self.layers[index].diff_id] = index
+        left = {_content(self.layers[index]): index for index in distinct(self.layers, wanted)}
         legacy: dict[str, int] = {}
         with self._engine.save(self._image.id) as raw:
             reader = TarReader(raw, where=self.name)
@@ -103,9 +101,9 @@ class SaveSource:
                     continue
                 found = self._identify(member, legacy)
                 if found is not None:
-                    diff_id = self.layers[found.index].diff_id
-                    if diff_id in left:
-                        yield self._layer(reader, left.pop(diff_id), found.kind)
+                    content = _content(self.layers[found.index])
+                    if content in left:
+                        yield self._layer(reader, left.pop(content), found.kind)
                 elif _LEGACY_LAYER.fullmatch(member.name) or not self._documents.keep(member, reader):
                     if left and member.size:
                         yield from self._set_aside(reader, left)
@@ -154,12 +152,12 @@ class SaveSource:
                 return _Found(index=0, kind="tar")
         return None
 
-    def _layer(self, reader: Readable, index: int, kind: Literal["tar", "blob"]) -> LayerStream:
+    def _layer(self, reader: Readable, index: int, kind: Literal["tar", "blob"]) -> VerifiedStream:
         what = f"{self.name}: layer {index + 1}"
         tar = reader if kind == "blob" else decompressed(reader, where=what)
         return VerifiedStream(tar, index=index, layer=self.layers[index], kind=kind, what=what)
 
-    def _set_aside(self, reader: TarReader, left: dict[Digest, int]) -> Iterator[LayerStream]:
+    def _set_aside(self, reader: TarReader, left: dict[Digest, int]) -> Iterator[VerifiedStream]:
         """A member that may be a layer, copied to a file to learn its diff_id."""
         with tempfile.TemporaryFile() as file:
             _copy(reader, file)
@@ -217,6 +215,10 @@ class SaveSource:
             if manifest.config.digest == config.digest and len(manifest.layers) == len(config.diff_ids):
                 return manifest
         return None
+
+
+def _content(layer: SourceLayer) -> Digest:
+    return layer.blob.digest if layer.blob is not None else layer.diff_id
 
 
 class _Documents:

@@ -104,7 +104,8 @@ class ImageSource(Protocol):
         ...
 
     def stream(self, wanted: Collection[int]) -> Iterator[LayerStream]:
-        """The layers with an index in ``wanted``, each exactly once, in the source's order.
+        """The layers with an index in ``wanted``, each exactly once, in the source's order. Layers with the same
+        content come once, by the lowest of their indexes in ``wanted``.
 
         Each must be read to its end or closed before the next is asked for. Layers that are not wanted are skipped
         as cheaply as the source can. Once per source for streams; otherwise again and again.

@@ -7,7 +7,7 @@ reports the end, so that whoever reads to ``b""`` holds verified content.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Literal, Self
 
 from buildkit.errors import DigestMismatchError, FormatError
@@ -29,6 +29,11 @@ class HashingReader:
         self.count = 0
         """Bytes so far."""
         self.verified = False
+
+    @property
+    def hexdigest(self) -> str:
+        """Of what went through so far."""
+        return self._hash.hexdigest()
 
     def read(self, size: int, /) -> bytes:
         data = self._source.read(size) if size else b""
@@ -107,6 +112,16 @@ class VerifiedStream:
     def kind(self) -> Literal["tar", "blob"]:
         return self._kind
 
+    @property
+    def count(self) -> int:
+        """Bytes so far."""
+        return self._reader.count
+
+    @property
+    def hexdigest(self) -> str:
+        """Of the bytes so far."""
+        return self._reader.hexdigest
+
     def read(self, size: int, /) -> bytes:
         return self._reader.read(size)
 
@@ -123,6 +138,17 @@ class VerifiedStream:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def distinct(layers: Sequence[SourceLayer], wanted: Collection[int]) -> Iterator[int]:
+    """The indexes in ``wanted``, in order; layers with the same content only once, by the lowest."""
+    seen = set()
+    for index in sorted(wanted):
+        layer = layers[index]
+        content = layer.blob.digest if layer.blob is not None else layer.diff_id
+        if content not in seen:
+            seen.add(content)
+            yield index
 
 
 def tar_of(stream: LayerStream) -> LayerStream:

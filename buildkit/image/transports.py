@@ -22,11 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from buildkit.engine import Engine
+from buildkit.engine import Engine, EngineImage
 from buildkit.errors import NotFoundError, UsageError
 from buildkit.image.archive import DockerArchiveSource
 from buildkit.image.blobfile import storage_error
-from buildkit.image.direct import NotDirectError, open_direct
+from buildkit.image.direct import DirectSource, NotDirectError, open_direct
+from buildkit.image.fallback import FallbackSource
 from buildkit.image.files import FolderFiles, TarFiles
 from buildkit.image.layout import LayoutSource
 from buildkit.image.remote import Registry, RemoteSource
@@ -90,8 +91,7 @@ def open_source(
     """The image at ``text``. Raises UsageError for a place that does not exist or does not say which image.
 
     ``method`` is about the engine's images: ``direct`` from its data root, ``save`` through its API, or ``auto``:
-    direct where that works. A direct source that fails in the middle raises ``NotDirectError`` (nothing wrong has been
-    handed out); going on means opening it again with ``save``. ``platform`` chooses from an index (default
+    direct where that works, and on with ``save`` where it stops working. ``platform`` chooses from an index (default
     linux/amd64).
     """
     if method not in ("auto", "direct", "save"):
@@ -137,7 +137,10 @@ def _open_engine(place: Location, host: str | None, method: str, platform: Platf
         reason = "asked for"
         if method != "save":
             try:
-                return open_direct(engine, image, name=name, platform=platform or image.platform)
+                direct = open_direct(engine, image, name=name, platform=platform or image.platform)
+                if method == "direct" or not isinstance(direct, DirectSource):
+                    return direct
+                return FallbackSource(direct, lambda: _save(place, image, host))
             except NotDirectError as error:
                 if method == "direct":
                     raise
@@ -145,6 +148,11 @@ def _open_engine(place: Location, host: str | None, method: str, platform: Platf
         source = SaveSource(engine, image, name=name, reason=reason, release=engine.close)
         undo.pop_all()
         return source
+
+
+def _save(place: Location, image: EngineImage, host: str | None) -> SaveSource:
+    engine = Engine.connect(host)
+    return SaveSource(engine, image, name=str(place), release=engine.close)
 
 
 def _open_registry(place: Location, platform: Platform, factory: RegistryFactory | None) -> ImageSource:
