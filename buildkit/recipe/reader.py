@@ -83,10 +83,20 @@ class Table:
     asked for as unknown.
     """
 
-    def __init__(self, path: str, line: int, entries: Mapping[str, tuple[int, yaml.Node]], problems: Problems) -> None:
+    def __init__(
+        self,
+        path: str,
+        line: int,
+        entries: Mapping[str, tuple[int, yaml.Node]],
+        problems: Problems,
+        *,
+        broken: bool = False,
+    ) -> None:
         self.path = path
         self.line = line
         self.problems = problems
+        self.broken = broken
+        """Not a table at all, which has been noted; nothing in it is missing then."""
         self._entries = dict(entries)
         self._lines = {key: line for key, (line, _) in entries.items()}
         self._known: list[str] = []
@@ -96,7 +106,7 @@ class Table:
         line = node.start_mark.line + 1
         if not _is_table(node):
             problems.add(line, path, f"must be a table of keys, not {_kind(node)}")
-            return cls(path, line, {}, problems)
+            return cls(path, line, {}, problems, broken=True)
         return cls(path, line, _entries(node, path, problems, frozenset()), problems)
 
     # What a key may hold ---------------------------------------------------------------------------------------------
@@ -251,7 +261,7 @@ class Table:
         self._known.append(key)
         entry = self._entries.pop(key, None)
         if entry is None:
-            if required:
+            if required and not self.broken:
                 self.problems.add(self.line, self._at(key), "is missing")
             return None
         return entry[1]

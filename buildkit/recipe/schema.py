@@ -356,7 +356,7 @@ def _base(table: Table) -> Base:
             table.wrong("digest", "cannot stand beside base.debootstrap")
     else:
         table.table("debootstrap")
-        if image is None and "image" not in table:
+        if "image" not in table and not table.broken:
             table.wrong("image", "is missing (or base.debootstrap)")
     table.close()
     return Base(argument=argument, image=image, digest=digest, debootstrap=debootstrap)
@@ -372,9 +372,9 @@ def _secrets(top: Table) -> tuple[Secret, ...]:
             ca_bundle=table.flag("ca_bundle", False),
             optional=table.flag("optional", False),
         )
-        if sum((secret.env is not None, secret.file is not None, secret.ca_bundle)) != 1:
+        if not table.broken and sum(("env" in table, "file" in table, secret.ca_bundle)) != 1:
             table.wrong("id", "needs exactly one of env, file and ca_bundle: true beside it")
-        if secret.id in found:
+        if secret.id in found and secret.id:
             table.wrong("id", f"{secret.id} is there twice")
         found[secret.id] = secret
         table.close()
@@ -437,8 +437,8 @@ def _start(table: Table) -> Start:
     )
     if "writable" not in table:
         table.texts("writable", _absolute)
-    if (result.health is None) != (result.port is None):
-        table.wrong("health" if result.health else "port", "health and port go together")
+    if ("health" in table) != ("port" in table):
+        table.wrong("health" if "health" in table else "port", "health and port go together")
     table.close()
     return result
 
@@ -463,7 +463,7 @@ def _smoke(table: Table) -> Smoke:
         )
         inner.close()
     levels = table.texts("levels", _level)
-    if "kernel" in levels and library is None:
+    if "kernel" in levels and "library" not in table:
         table.wrong("levels", "kernel needs smoke.library, the path of the kernels' library in the image")
     if "server" in levels and server is None:
         table.wrong("levels", "server needs smoke.server")
