@@ -166,13 +166,14 @@ def command(plan: BuildPlan, secrets: tuple[str, ...], *, progress: str = "plain
     return tuple(words)
 
 
+_OPTIONS = r"(--\w+\S*\s+)*"
 _BUILDKIT_ONLY = (
-    (re.compile(r"^\s*RUN\s+(--\w+\S*\s+)*--(mount|security)\b", re.IGNORECASE), "RUN --mount"),
+    (re.compile(rf"^\s*RUN\s+{_OPTIONS}--(mount|security)\b", re.IGNORECASE), "RUN --mount"),
     (
-        re.compile(r"^\s*(COPY|ADD)\s+(--\w+[=\s]?\S*\s+)*--(link|chmod|exclude|parents|checksum)\b", re.IGNORECASE),
-        "COPY",
+        re.compile(rf"^\s*(COPY|ADD)\s+{_OPTIONS}--(link|chmod|exclude|parents|checksum)\b", re.IGNORECASE),
+        "an option of COPY or ADD",
     ),
-    (re.compile(r"^\s*(RUN|COPY|ADD)\b.*<<-?['\"]?\w", re.IGNORECASE), "a here-document"),
+    (re.compile(r"^\s*(RUN|COPY|ADD)\b.*<<-?['\"]?[A-Za-z_]", re.IGNORECASE), "a here-document"),
 )
 
 
