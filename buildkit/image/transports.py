@@ -43,6 +43,7 @@ LISTING = "docker-daemon:NAME, docker-archive:FILE.tar, oci:DIR, oci-archive:FIL
 STDIN = Path("-")
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.ASCII)
+_HOST = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?", re.ASCII)
 _IMAGE_ID = re.compile(r"(?:sha256:)?[0-9a-f]{6,64}", re.ASCII)
 _FOREIGN = ("containers-storage", "dir", "docker-tarball", "ostree", "sif", "tarball", "http", "https", "podman")
 
@@ -202,7 +203,7 @@ def _engine_name(name: str, text: str) -> str:
     if _IMAGE_ID.fullmatch(name):
         return name
     host, slash, path = name.partition("/")
-    named_host = slash and ("." in host or ":" in host or host == "localhost")
+    named_host = slash and _HOST.fullmatch(host) and ("." in host or ":" in host or host == "localhost")
     try:
         split_name(path if named_host else name, text)
     except UsageError as error:
