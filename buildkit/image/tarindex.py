@@ -169,11 +169,12 @@ class TarReader:
             length, space, _ = data.partition(b" ")
             if not space or not length.isdigit() or len(length) > 8:
                 raise FormatError("malformed PAX record", where=self._where, offset=at)
-            record, data = data[len(length) + 1 : int(length)], data[int(length) :]
-            key, equals, value = record.partition(b"=")
-            if int(length) <= len(length) + 1 or not equals or not value.endswith(b"\n"):
+            end = int(length)
+            key, equals, value = data[len(length) + 1 : end].partition(b"=")
+            if not len(length) + 1 < end <= len(data) or not equals or not value.endswith(b"\n"):
                 raise FormatError("malformed PAX record", where=self._where, offset=at)
             out[key.decode(errors="surrogateescape")] = value[:-1].decode(errors="surrogateescape")
+            data = data[end:]
         return out
 
     def _member(
