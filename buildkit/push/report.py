@@ -93,16 +93,12 @@ class PushReport:
     def lines(self) -> list[str]:
         """For people, under the table."""
         out = []
-        if self.up_to_date:
-            out.append("nothing to do: the registry has this very image")
-        elif self.present:
+        if self.present and not self.up_to_date:
             out.append(f"already there: {', '.join(self.present)}")
         out.append(f"source: {self.source}, read by {self.method}" + (f" ({self.reason})" if self.reason else ""))
         out += [f"warning: {warning}" for warning in self.warnings]
-        out.append(
-            f"pushed {self.target} in {format_duration(self.seconds)}: {format_size(self.bytes_sent)} sent, "
-            f"verified: {self.verified}"
-        )
+        what = "is up to date: checked" if self.up_to_date else f"pushed: {format_size(self.bytes_sent)} sent"
+        out.append(f"{self.target} {what} in {format_duration(self.seconds)}, verified: {self.verified}")
         out.append(f"digest: {self.manifest.digest}")
         out.append(f"pull:   {self.pull}")
         return out

@@ -37,6 +37,7 @@ def registry_options(
     limit: str = "",
     edge: str = "",
     parallel: int = 0,
+    retries: int = -1,
     quirks: str = "",
     plain_http: bool = False,
     insecure: str = "",
@@ -63,7 +64,13 @@ def registry_options(
         vouched = options.limit if bound or preset else max(options.body_limit, piece)
         options = replace(options, chunk_size=piece, limit=vouched)
     present, absent = _quirks(quirks)
-    return replace(options, parallel=parallel or options.parallel, quirks=present, not_quirks=absent)
+    return replace(
+        options,
+        parallel=parallel or options.parallel,
+        retries=retries if retries >= 0 else options.retries,
+        quirks=present,
+        not_quirks=absent,
+    )
 
 
 def credentials(registry: str, *, username: str = "", password_stdin: bool = False) -> Credentials:

@@ -100,6 +100,7 @@ def build(
         "limit": "largest request body that the way to the registry lets through, like 100MB",
         "edge": "preset of limits: cloudflare-free, business, enterprise or none",
         "parallel": "uploads at once (default 4)",
+        "retries": "failures in a row that are forgiven (default 8); acknowledged bytes refill them",
         "compression": "gzip[:LEVEL] or zstd[:LEVEL] for layers that are plain tars (default gzip:1)",
         "threads": "threads that compress (default: all processors)",
         "source": "how to read the engine's image: auto, direct (its data root) or save",
@@ -122,6 +123,7 @@ def push(
     limit: str = "",
     edge: str = "",
     parallel: int = 0,
+    retries: int = -1,
     compression: str = "",
     threads: int = 0,
     source: str = "auto",
@@ -155,6 +157,7 @@ def push(
         limit=limit,
         edge=edge,
         parallel=parallel,
+        retries=retries,
         quirks=quirks,
         plain_http=plain_http,
         insecure=insecure,
@@ -182,6 +185,9 @@ def push(
                 engine_host=host,
                 method=source,
                 platform=Platform.parse(platform) if platform else None,
+                registry_client_factory=lambda host: RegistryClient(
+                    host, credentials=who, options=options, observer=shown, cancel=cancel
+                ),
             )
         )
         if dry:

@@ -97,9 +97,8 @@ def _show(state: StackState, *, json: bool) -> None:
         emit_json({"ok": state.running, **state.to_json()})
         return
     for name, component in state.components.items():
-        owner = "" if component.owned else ", not ours"
         note = f" ({component.note})" if component.note else ""
-        print(f"{name}: {component.address}: {component.condition}{owner}{note}")
+        print(f"{name}: {component.address}: {component.condition}{note}")
     if not state.components:
         print(f"no stack in {state.folder}")
         return

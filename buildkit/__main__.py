@@ -1,0 +1,5 @@
+"""``python -m buildkit``: the same as the installed command."""
+
+from buildkit.cli import main
+
+main()
