@@ -38,7 +38,7 @@ from buildkit.stack.plan import (
     nginx_config,
     registry_config,
 )
-from buildkit.stack.process import Process, alive, find_program, running, send, spawn, stop, using, wait
+from buildkit.stack.process import Process, alive, find_program, listens, running, send, spawn, stop, using, wait
 from buildkit.stack.state import Component, ComponentName, Condition, StackState, load, save
 
 Say = Callable[[str], None]
@@ -175,7 +175,7 @@ def _start_engine(state: StackState, started: list[ComponentName], say: Say) -> 
                 engine_arguments(
                     program, socket=socket, data=state.folder / "engine", runtime=runtime, variant=variant
                 ),
-                lambda: probe.engine_answers(socket),
+                lambda _: probe.engine_answers(socket),
                 started,
                 say,
             )
@@ -285,7 +285,8 @@ def _up_server(
                 state,
                 component,
                 arguments,
-                lambda port=port: probe.registry_answers(port),  # type: ignore[misc]
+                # Another program may answer there while ours still tries to get the port.
+                lambda process, port=port: listens(process, port) and probe.registry_answers(port),  # type: ignore[misc]
                 started,
                 say,
                 environment=environment,
@@ -309,7 +310,7 @@ def _launch(
     state: StackState,
     component: Component,
     arguments: tuple[str, ...],
-    answers: Callable[[], bool],
+    answers: Callable[[Process], bool],
     started: list[ComponentName],
     say: Say,
     *,
@@ -327,13 +328,10 @@ def _launch(
     deadline = time.monotonic() + _READY_SECONDS[component.name]
     while True:
         ended = wait(process, 0.05)
-        if not ended and answers():
-            # Still ours after the answer: otherwise another program gave it on a port that ours did not get.
-            if alive(process):
-                state = state.with_component(replace(component, condition="running"))
-                save(state)
-                return state
-            ended = True
+        if not ended and answers(process):
+            state = state.with_component(replace(component, condition="running"))
+            save(state)
+            return state
         if ended or time.monotonic() > deadline:
             break
     stop(process, grace=_GRACE_SECONDS[component.name])

@@ -143,6 +143,22 @@ def session_members(leader: Process) -> tuple[Process, ...]:
     )
 
 
+def listens(leader: Process, port: int) -> bool:
+    """Whether ``leader`` or another process of its session listens on this port of 127.0.0.1 (proc_net(5), ``tcp``)."""
+    sockets = set()
+    for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+        fields = line.split()
+        if fields[1] == f"0100007F:{port:04X}" and fields[3] == "0A":
+            sockets.add(f"socket:[{fields[9]}]")
+    for process in (leader, *session_members(leader)):
+        with contextlib.suppress(OSError):
+            for handle in os.listdir(f"/proc/{process.pid}/fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/{process.pid}/fd/{handle}") in sockets:
+                        return True
+    return False
+
+
 def using(folder: Path) -> tuple[Process, ...]:
     """Processes with a path under ``folder`` among their arguments, and all their descendants, deepest first."""
     table = dict(_processes())
