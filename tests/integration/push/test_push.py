@@ -11,9 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-
-from tests.integration.push.conftest import World
-from tests.support.images import digest, layer_tar, noise, write_archive, write_layout
+from support.images import digest, layer_tar, noise, write_archive, write_layout
+from support.world import World
 
 BIG = 130 * 10**6
 
