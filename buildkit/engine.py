@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import socket
@@ -30,6 +31,7 @@ from docker.utils import kwargs_from_env
 
 from buildkit.errors import BuildkitError, EngineError, FormatError, MissingComponentError, NotFoundError, UsageError
 from buildkit.model import Digest, Platform
+from buildkit.units import format_duration
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 CALL_SECONDS = 60
@@ -223,36 +225,42 @@ class Engine:
         """
         deadline = time.monotonic() + timeout
         image: Digest | None = None
-        with _translated("building"):
-            lines = self.transfer.api.build(
-                path=str(context),
-                dockerfile=str(dockerfile),
-                buildargs=dict(arguments),
-                labels=dict(labels),
-                # Engines before 23 take a platform only with experimental features; their own needs no saying.
-                platform=None if platform == self.info.platform else str(platform),
-                target=target or "",
-                network_mode=network,
-                nocache=no_cache,
-                rm=True,
-                forcerm=True,
-                timeout=max(1, int(timeout)),
-                decode=True,
-            )
-            with contextlib.closing(lines):
-                for line in lines:
-                    if not isinstance(line, dict):
-                        continue
-                    if "error" in line:
-                        raise EngineError(f"the build failed: {line['error']}", hint="its output above says where")
-                    for text in str(line.get("stream") or line.get("status") or "").splitlines():
-                        if text.strip():
-                            say("".join(c if c.isprintable() else " " for c in text).rstrip())
-                    aux = line.get("aux")
-                    if isinstance(aux, dict) and "ID" in aux:
-                        image = Digest.parse(aux["ID"])
-                    if time.monotonic() > deadline:
-                        raise EngineError(f"the build took longer than {timeout:.0f} s and was ended")
+        try:
+            with _translated("building"):
+                lines = self.transfer.api.build(
+                    path=str(context),
+                    dockerfile=str(dockerfile),
+                    buildargs=dict(arguments),
+                    labels=dict(labels),
+                    # Engines before 23 take a platform only with experimental features; their own needs no saying.
+                    platform=None if platform == self.info.platform else str(platform),
+                    target=target or "",
+                    network_mode=network,
+                    nocache=no_cache,
+                    rm=True,
+                    forcerm=True,
+                    timeout=math.ceil(timeout),
+                    decode=True,
+                )
+                with contextlib.closing(lines):
+                    for line in lines:
+                        if not isinstance(line, dict):
+                            continue
+                        if "error" in line:
+                            raise EngineError(f"the build failed: {line['error']}", hint="its output above says where")
+                        for text in str(line.get("stream") or line.get("status") or "").splitlines():
+                            if text.strip():
+                                say("".join(c if c.isprintable() else " " for c in text).rstrip())
+                        aux = line.get("aux")
+                        if isinstance(aux, dict) and "ID" in aux:
+                            image = Digest.parse(aux["ID"])
+                        if time.monotonic() > deadline:
+                            raise EngineError("too long")
+        except EngineError as error:
+            # A silent build ends in a time-out of the connection, not earlier than the deadline.
+            if time.monotonic() >= deadline:
+                raise EngineError(f"the build took longer than {format_duration(timeout)} and was ended") from error
+            raise
         if image is None:
             raise EngineError("the engine's builder ended well but named no image")
         for name in names:
