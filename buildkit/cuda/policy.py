@@ -32,6 +32,7 @@ DISPATCHING: Mapping[str, str] = MappingProxyType(
             "libcudnn",
             "libcudnn_*",
             "libcufft",
+            "libcupti",
             "libcurand",
             "libcusolver",
             "libcusolverMg",
@@ -41,6 +42,7 @@ DISPATCHING: Mapping[str, str] = MappingProxyType(
             "libcutensorMg",
             "libnccl",
             "libnpp*",
+            "libnvidia-*",
             "libnvjpeg",
             "libnvinfer*",
             "libnvshmem*",
@@ -133,8 +135,8 @@ class Policy:
     """What an image must satisfy. Without ``require`` nothing is demanded of architectures, only reported.
 
     ``runtime`` bounds the CUDA versions that the image carries; ``allow_jit`` accepts code that runs by PTX JIT;
-    ``offline`` demands that the start needs no network; ``dispatching`` are globs of libraries of which ``partial`` is
-    accepted, with the reason.
+    ``offline`` demands that the start needs no network, but for what ``start_exceptions`` names; ``dispatching`` are
+    globs of libraries of which ``partial`` is accepted, with the reason.
     """
 
     require: tuple[Arch, ...] = ()
@@ -142,6 +144,7 @@ class Policy:
     exceptions: tuple[PathException, ...] = ()
     allow_jit: bool = True
     offline: bool = True
+    start_exceptions: tuple[PathException, ...] = ()
     dispatching: Mapping[str, str] = field(default_factory=lambda: DISPATCHING, hash=False)
 
     def excuse(self, path: str, verdict: Verdict) -> str | None:
