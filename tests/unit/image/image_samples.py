@@ -11,6 +11,8 @@ import hashlib
 import io
 import json
 import random
+import socket
+import socketserver
 import tarfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -298,8 +300,17 @@ class FakeEngine:
         return 200, compact(document), as_json
 
 
+class _UnixServer(ThreadingHTTPServer):
+    address_family = socket.AF_UNIX
+
+    def server_bind(self) -> None:
+        socketserver.TCPServer.server_bind(self)
+
+
 @contextmanager
-def serving(engine: FakeEngine) -> Iterator[FakeEngine]:
+def serving(engine: FakeEngine, *, unix: Path | None = None) -> Iterator[FakeEngine]:
+    """Serve on loopback, or on a unix socket: then the engine counts as one of this machine."""
+
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -334,8 +345,14 @@ def serving(engine: FakeEngine) -> Iterator[FakeEngine]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    server: ThreadingHTTPServer
+    if unix is None:
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         engine.host = f"tcp://127.0.0.1:{server.server_address[1]}"
+    else:
+        server = _UnixServer(str(unix), Handler)  # type: ignore[arg-type]
+        engine.host = f"unix://{unix}"
+    with server:
         worker = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         worker.start()
         try:

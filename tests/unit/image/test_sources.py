@@ -7,14 +7,15 @@ import io
 import json
 import shutil
 import tarfile
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_samples import (
+from unit.image.image_samples import (
     FakeEngine,
     Sample,
     compact,
@@ -629,6 +630,60 @@ def test_a_config_of_another_image_is_not_read(tmp_path: Path) -> None:
     next(root.rglob("imagedb/content/sha256/*")).write_bytes(image.config + b" ")
     with pytest.raises(DigestMismatchError):
         direct(root, image)
+
+
+@pytest.fixture
+def socket_path() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are too long for a socket's name
+        yield Path(folder) / "engine.sock"
+
+
+def test_an_engine_of_this_machine_is_read_directly_or_the_reason_is_told(tmp_path: Path, socket_path: Path) -> None:
+    image = sample()
+    archive = tar_members(legacy_members(image))
+    root = write_data_root(tmp_path, image)
+    with serving(FakeEngine(data_root=str(root)), unix=socket_path) as fake:
+        fake.add("sample:one", image, archive)
+        for method in ("auto", "direct"):
+            with open_source("sample:one", engine_host=fake.host, method=method) as source:
+                assert source.method == "direct"
+                expect(source, image)
+        with open_source("sample:one", engine_host=fake.host, method="save") as source:
+            assert (source.method, source.reason) == ("save", "asked for")
+            expect(source, image)
+        fake.driver = "btrfs"
+        with open_source("sample:one", engine_host=fake.host) as source:
+            assert (source.method, source.reason) == ("save", "the engine's storage driver is btrfs, not overlay2")
+            expect(source, image)
+        with pytest.raises(NotDirectError, match="btrfs"):
+            open_source("sample:one", engine_host=fake.host, method="direct")
+        fake.driver = "overlay2"
+        shutil.rmtree(root / "image" / "overlay2" / "layerdb")
+        with open_source("sample:one", engine_host=fake.host) as source:
+            assert source.method == "save"
+            assert "cannot be read: No such file or directory" in source.reason
+            expect(source, image)
+
+
+def test_containerd_s_content_store_is_read_directly(tmp_path: Path, socket_path: Path) -> None:
+    image = sample()
+    for compressed in (True, False):
+        members = layout_members(image, compressed=compressed, docker=False)
+        manifest = json.loads(dict(members)["index.json"])["manifests"][0]["digest"].removeprefix("sha256:")
+        store = tmp_path / str(compressed) / "containerd" / "daemon" / "io.containerd.content.v1.content"
+        write_layout(store, [m for m in members if m[0].startswith("blobs/")])
+        with serving(FakeEngine(containerd=True, data_root=str(tmp_path / str(compressed))), unix=socket_path) as fake:
+            fake.add("sample:one", image, tar_members(layout_members(image, compressed=compressed)), identity=manifest)
+            with open_source("sample:one", engine_host=fake.host) as source:
+                assert source.method == "direct"
+                assert (source.manifest is not None) == compressed, "plain layers are compressed first"
+                expect(source, image)
+            next(p for p in store.rglob("*") if p.is_file() and p.stat().st_size > 100_000).unlink()
+            with open_source("sample:one", engine_host=fake.host) as source:
+                assert source.method == "save"
+                assert "lacks layer" in source.reason
+                expect(source, image)
+        socket_path.unlink()
 
 
 def test_descriptors_are_given_back(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_samples import tar_members
+from unit.image.image_samples import tar_members
 
 from buildkit.errors import FormatError
 from buildkit.image.files import TarFiles

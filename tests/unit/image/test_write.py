@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
-from image_samples import legacy_members, sample, tar_members
+from unit.image.image_samples import legacy_members, sample, tar_members
 
 from buildkit.errors import DigestMismatchError, ImageError, StorageError, UsageError
 from buildkit.image.compress import Codec, compress_bytes
