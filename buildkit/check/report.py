@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -219,6 +220,7 @@ class CheckReport:
         console.print(Text(self.summary(), style="green" if self.ok else "bold red"))
 
 
+_MARKUP = re.compile(r"[\\`*{}\[\]<>#|~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _STYLES: Mapping[Verdict, str] = {
     Verdict.MISSING: "bold red",
     Verdict.NOT_UNDERSTOOD: "bold red",
@@ -365,8 +367,5 @@ def _code(text: str) -> str:
 
 
 def _md(text: str) -> str:
-    """Text in a Markdown table: nothing in it is markup."""
-    out = _clean(text)
-    for mark in "\\`*_{}[]<>#|~":
-        out = out.replace(mark, "\\" + mark)
-    return out
+    """Text in a Markdown table: nothing in it is markup. An underscore within a word is none anyway."""
+    return _MARKUP.sub(r"\\\g<0>", _clean(text))

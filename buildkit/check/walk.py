@@ -121,10 +121,17 @@ def walk_wheel(path: Path, want: Want, *, progress: Progress = lambda _: None) -
                 paths.add(name)
                 if info.is_dir() or not info.file_size:
                     continue
-                with _member(raw, archive, info) as content, ReadAhead(content) as ahead:
-                    mode = info.external_attr >> 16
+                with _member(raw, archive, info) as content:
                     entry = _examine_stream(
-                        _Counted(ahead, progress), name, info.file_size, None, mode, want, spool, texts
+                        _Counted(content, progress),
+                        name,
+                        info.file_size,
+                        None,
+                        info.external_attr >> 16,
+                        want,
+                        spool,
+                        texts,
+                        ahead=True,
                     )
                 if entry is not None:
                     files[name] = entry
@@ -230,17 +237,30 @@ def _sparse(data: Readable, path: str, layer: int, size: int, found: _Layers) ->
 
 
 def _examine_stream(
-    content: Readable, path: str, size: int, layer: int | None, mode: int, want: Want, spool: Spool, texts: _Texts
+    content: Readable,
+    path: str,
+    size: int,
+    layer: int | None,
+    mode: int,
+    want: Want,
+    spool: Spool,
+    texts: _Texts,
+    *,
+    ahead: bool = False,
 ) -> File | None:
-    """The file that ``content`` has the bytes of; None where it is of no interest. Reads no more than it needs."""
-    head = _exactly(content, min(size, STEP))
-    if interesting(head[: ptx.HEAD], path):
+    """The file that ``content`` has the bytes of; None where it is of no interest. Reads no more than it needs.
+
+    ``ahead``: reading is work (decompressing), which a thread of its own does meanwhile for files worth it.
+    """
+    head = _exactly(content, min(size, ptx.HEAD))
+    if interesting(head, path):
         spool.begin(keep_payloads=want.payloads)
         spool.feed(head)
-        left = size - len(head)
-        while left and (data := content.read(min(left, STEP))):
-            spool.feed(data)
-            left -= len(data)
+        if ahead and size > STEP:
+            with ReadAhead(content) as reader:
+                _feed(spool, reader, size - len(head))
+        else:
+            _feed(spool, content, size - len(head))
         spool.finish()
         scan, kernels, fatbins = examine(spool, path, want)
         if scan is not None:
@@ -257,10 +277,19 @@ def _examine_stream(
             fatbins=fatbins,
         )
     if is_text_of_interest(path, size, head) and texts.take(size):
-        return File(path=path, size=size, layer=layer, executable=bool(mode & 0o111), text=head)
+        text = head + _exactly(content, size - len(head))
+        return File(path=path, size=size, layer=layer, executable=bool(mode & 0o111), text=text)
     if mode & 0o111 or ".so" in path:
         return File(path=path, size=size, layer=layer, executable=bool(mode & 0o111))
     return None
+
+
+def _feed(spool: Spool, content: Readable, left: int) -> None:
+    while left and (data := content.read(min(left, STEP))):
+        spool.feed(data)
+        left -= len(data)
+    # The end may hold the proof of what came before it: a checksum is compared when nothing is left.
+    content.read(1)
 
 
 def _examine_file(place: Path, path: str, status: os.stat_result, want: Want, texts: _Texts) -> File | None:
@@ -378,7 +407,7 @@ class _Texts:
 
 def _exactly(content: Readable, size: int) -> bytes:
     """``size`` bytes, or fewer where the content ends."""
-    data = content.read(size)
+    data = content.read(size) if size else b""
     if len(data) == size or not data:
         return data
     parts = [data]
