@@ -17,9 +17,10 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from buildkit.errors import FormatError
+from buildkit.image.compress import Readable, ReadableInto
 
 BLOCK = 512
 ZERO_BLOCK = bytes(BLOCK)
@@ -45,10 +46,6 @@ _EXTENDED = frozenset((_GLOBAL, _LOCAL, _LONG_NAME, _LONG_LINK))
 
 Records = Mapping[bytes, bytes]
 _NO_RECORDS: Records = MappingProxyType({})
-
-
-class Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
 
 
 class Entry(NamedTuple):
@@ -215,6 +212,23 @@ class TarReader:
                 raise self._error(f"the tar ends {self._left} bytes before the end of an entry's data", self.offset)
         self._left -= len(data)
         return data
+
+    def readinto(self, buffer: memoryview) -> int:
+        """``read`` without a copy, as far as ``buffer`` goes; the number of bytes."""
+        want = min(len(buffer), self._left)
+        if not want:
+            return 0
+        if self._at < len(self._buffer) or not isinstance(self._source, ReadableInto):
+            data = self.read(want)
+            buffer[: len(data)] = data
+            return len(data)
+        count = self._source.readinto(buffer[:want]) or 0
+        self._base += self._at + count
+        self._buffer, self._at = b"", 0
+        if not count:
+            raise self._error(f"the tar ends {self._left} bytes before the end of an entry's data", self.offset)
+        self._left -= count
+        return count
 
     def finish(self) -> int:
         """Read whatever follows the end of the archive, so that the source proves itself; the number of bytes."""

@@ -19,9 +19,9 @@ import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 from buildkit.errors import FormatError
+from buildkit.image.compress import Readable
 from buildkit.image.source import ImageSource, LayerStream
 from buildkit.image.streams import tar_of
 from buildkit.image.tarspan import DIRECTORY, HARDLINK, SYMLINK, Attributes, Entry, TarReader, attributes, normalise
@@ -197,10 +197,6 @@ class Tree:
                 else:
                     low.children[name] = child
         self._stray.update(upper._stray)
-
-
-class Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
 
 
 def layer_tree(tar: Readable, *, where: str) -> Tree:

@@ -17,21 +17,20 @@ from bisect import bisect_left
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Protocol
 
-from buildkit.image.compress import Codec, Joiner, Segment, compress_segment
+from buildkit.image.compress import Codec, Joiner, Readable, Segment, compress_segment
 from buildkit.image.tarspan import Entry, TarReader
 from buildkit.split.inventory import Inventory
 from buildkit.split.planner import LARGE, Budget, Delta, OpenPart, Packing
-from buildkit.split.spool import Spool, unpack
+from buildkit.split.spool import Bin, Spool, unpack
 from buildkit.split.store import Recipe, Store
 
 MAX_QUEUED = 12
 """Segments in work at once at most, each of up to the codec's segment size, twice (input and output)."""
 
 
-class Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
+Raw = bytes | memoryview
+"""A segment's input. A memoryview is of a buffer that is used again, once the consumer has given it back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +43,19 @@ class Hashes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Foreseen:
+    """A part that was foreseen. ``whole``: the bin that holds its blob and nothing else, where that worked out."""
+
+    hashes: Hashes
+    whole: Bin | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A layer that was read to its end: its store, and the hashes of the parts that were foreseen, by recipe."""
+    """A layer that was read to its end: its store, and the parts that were foreseen, by recipe."""
 
     store: Store
-    foreseen: dict[Recipe, Hashes]
+    foreseen: dict[Recipe, Foreseen]
     tar_size: int
 
 
@@ -68,14 +75,21 @@ class HashLine:
         other.recipe = list(self.recipe)
         return other
 
-    def put(self, number: int, segment: Segment, raw: bytes) -> None:
+    def put(self, number: int, segment: Segment, raw: Raw) -> None:
         self.recipe.append(number)
         for part in self._joiner.add(segment):
             self._blob.update(part)
         self._tar.update(raw)
 
+    def header(self) -> bytes:
+        return self._joiner.header()
+
+    def trailer(self) -> bytes:
+        """The blob's last bytes; they are hashed by ``finish``."""
+        return self._joiner.trailer()
+
     def finish(self) -> Hashes:
-        self._blob.update(self._joiner.trailer())
+        self._blob.update(self.trailer())
         return Hashes(blob=self._blob.hexdigest(), tar=self._tar.hexdigest(), tar_size=self._joiner.input)
 
 
@@ -108,12 +122,13 @@ def measure(
     store = Store(spool, codec, inventory, reader.globals)
     consumer = _Consumer(store, budget, min(threads + 2, MAX_QUEUED))
 
-    def emit(raw: bytes, place: Place) -> None:
+    def emit(raw: Raw, place: Place) -> None:
+        size = len(raw)  # the consumer may have given the buffer back by the time that put returns
         consumer.put(_Item(future=pool.submit(compress_segment, codec, raw), raw=raw, place=place))
-        progress(len(raw))
+        progress(size)
 
     try:
-        feed(reader, inventory, codec, budget, emit)
+        feed(reader, inventory, codec, budget, emit, consumer.buffers)
     except BaseException:
         consumer.abandon()
         raise
@@ -134,11 +149,40 @@ class Place:
     atom_input: int
 
 
+class Buffers:
+    """Buffers of one segment's size each, which go round: a gigabyte of fresh memory costs a quarter of a second."""
+
+    def __init__(self, count: int) -> None:
+        self._free: queue.LifoQueue[bytearray] = queue.LifoQueue()
+        for _ in range(count):
+            self._free.put(bytearray())
+
+    def take(self, size: int) -> memoryview:
+        """A buffer of ``size`` bytes; waits until one is free."""
+        buffer = self._free.get()
+        return memoryview(buffer if len(buffer) == size else bytearray(size))
+
+    def give(self, view: memoryview) -> None:
+        """Give back a buffer, by it or by a part of it."""
+        buffer = view.obj
+        assert isinstance(buffer, bytearray)
+        view.release()
+        self._free.put(buffer)
+
+
 def feed(
-    reader: TarReader, inventory: Inventory, codec: Codec, budget: Budget, emit: Callable[[bytes, Place], object]
+    reader: TarReader,
+    inventory: Inventory,
+    codec: Codec,
+    budget: Budget,
+    emit: Callable[[Raw, Place], object],
+    buffers: Buffers,
 ) -> None:
-    """Cut what the reader gives into atoms and these into segments, in order, each given to ``emit``."""
-    _Feeder(reader, inventory, codec, budget, emit).run()
+    """Cut what the reader gives into atoms and these into segments, in order, each given to ``emit``.
+
+    Whoever takes a memoryview gives it back to ``buffers``.
+    """
+    _Feeder(reader, inventory, codec, budget, emit, buffers).run()
 
 
 class _Feeder:
@@ -148,8 +192,10 @@ class _Feeder:
         inventory: Inventory,
         codec: Codec,
         budget: Budget,
-        emit: Callable[[bytes, Place], object],
+        emit: Callable[[Raw, Place], object],
+        buffers: Buffers,
     ) -> None:
+        self._buffers = buffers
         self._reader = reader
         self._inventory = inventory
         self._segment = codec.segment
@@ -205,24 +251,23 @@ class _Feeder:
         rest = entry.head
         opens = True
         while left:
-            want = min(self._segment, left)
-            parts, have = [rest], len(rest)
-            while have < want:
-                parts.append(self._reader.read(want - have))
-                have += len(parts[-1])
+            view = self._buffers.take(self._segment)
             # Headers may be larger than a segment.
-            whole = b"".join(parts)
-            raw, rest = whole[:want], whole[want:]
-            left -= len(raw)
+            have = min(len(rest), len(view))
+            view[:have], rest = rest[:have], rest[have:]
+            want = min(self._segment, left)
+            while have < want:
+                have += self._reader.readinto(view[have:want])
+            left -= want
             stop = None if left else number + 1
-            self._emit(raw, Place(first=number, stop=stop, opens=opens, atom_input=entry.span))
+            self._emit(view[:want], Place(first=number, stop=stop, opens=opens, atom_input=entry.span))
             opens = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Item:
     future: Future[Segment]
-    raw: bytes
+    raw: Raw
     place: Place
 
 
@@ -233,18 +278,17 @@ class _Consumer:
         self._store = store
         self._forecast = _Forecast(store, budget)
         self._queue: queue.Queue[_Item | None] = queue.Queue(depth)
+        self.buffers = Buffers(depth + 2)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="split-consumer", daemon=True)
         self._thread.start()
 
     def put(self, item: _Item) -> None:
-        if self._error is not None:
-            item.future.cancel()
-            self._stop()
-            raise self._error
         self._queue.put(item)
+        if self._error is not None:
+            raise self._error
 
-    def finish(self) -> dict[Recipe, Hashes]:
+    def finish(self) -> dict[Recipe, Foreseen]:
         self._stop()
         if self._error is not None:
             raise self._error
@@ -261,40 +305,45 @@ class _Consumer:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            if self._error is not None:
-                item.future.cancel()
-                continue
             try:
-                self._take(item)
+                # Waited for even after a failure: the worker may still be reading from the buffer.
+                segment = item.future.result()
+                if self._error is None:
+                    self._take(item, segment)
             except BaseException as error:
-                self._error = error
+                self._error = self._error or error
+            finally:
+                if isinstance(item.raw, memoryview):
+                    self.buffers.give(item.raw)
 
-    def _take(self, item: _Item) -> None:
-        segment = item.future.result()
-        number = self._store.spool.append(segment)
-        table, place = self._store.table, item.place
+    def _take(self, item: _Item, segment: Segment) -> None:
+        table, place, forecast = self._store.table, item.place, self._forecast
         if place.opens:
             atom = table.open(place.first, place.first + 1 if place.stop is None else place.stop)
             if place.stop is not None:
-                table.extend(number, segment.size)
-                self._forecast.whole(atom, number, segment, item.raw)
+                forecast.whole(atom, segment, item.raw)
                 return
-            self._forecast.begin(atom, place.atom_input)
-        table.extend(number, segment.size)
-        self._forecast.more(number, segment, item.raw)
+            forecast.begin(atom, place.atom_input)
+        forecast.more(segment, item.raw)
         if place.stop is not None:
-            self._forecast.end()
+            forecast.end()
 
 
 class _PartLine:
-    """A part in the making as it is foreseen: its hashes, and how far in the source it has come."""
+    """A part in the making as it is foreseen: its hashes, its bin, and how far in the source it has come."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, alive: bool = True) -> None:
         self._store = store
         self.hashes = HashLine(store.codec)
+        self.bin = store.spool.bin()
+        self.whole = self.bin is not store.spool.common
+        """Whether the bin holds nothing but this part so far."""
+        if self.whole:
+            self.bin.write((self.hashes.header(),))
+        self._lead: list[int] = []
         self._reached = -1
         self._headers = 0
-        self.alive = True
+        self.alive = alive
         """Whether everything came in the source's order so far; otherwise the forecast is given up."""
 
     def copy(self) -> _PartLine:
@@ -302,15 +351,27 @@ class _PartLine:
         other.hashes = self.hashes.copy()
         return other
 
-    def lead_in(self, delta: Delta, first: int) -> None:
-        """Put what an atom brings with it: directories and global headers before its first entry."""
+    def lead_in(self, delta: Delta, first: int, *, write: bool = True) -> None:
+        """Put what an atom brings with it: directories and global headers before its first entry.
+
+        Without ``write`` they are hashed, and ``write_lead`` writes them, if it comes to that.
+        """
         starts = self._store.inventory.start
+        before = len(self.hashes.recipe)
         for entry in sorted(delta.carried.values()):
             if self._advance(entry) and starts[entry] < starts[first]:
                 self._put(self._store.directory(entry))
             else:
                 self.alive = False
         self._advance(first)
+        self._lead = self.hashes.recipe[before:]
+        if write:
+            self.write_lead()
+
+    def write_lead(self) -> None:
+        if self.whole:
+            for number in self._lead:
+                self.bin.write(self._store.spool.segment(number).parts)
 
     def _advance(self, entry: int) -> bool:
         if entry <= self._reached:
@@ -326,22 +387,27 @@ class _PartLine:
         segment = self._store.spool.segment(number)
         self.hashes.put(number, segment, unpack(self._store.codec, segment))
 
-    def put(self, number: int, segment: Segment, raw: bytes) -> None:
+    def put(self, number: int, segment: Segment, raw: Raw) -> None:
+        """Hash an atom's segment."""
         if self.alive:
             self.hashes.put(number, segment, raw)
 
-    def finish(self) -> tuple[Recipe, Hashes] | None:
+    def finish(self) -> tuple[Recipe, Foreseen] | None:
         if not self.alive:
             return None
-        self._put(self._store.trailer())
-        return tuple(self.hashes.recipe), self.hashes.finish()
+        number = self._store.trailer()
+        self._put(number)
+        if self.whole:
+            self.bin.write((*self._store.spool.segment(number).parts, self.hashes.trailer()))
+        return tuple(self.hashes.recipe), Foreseen(hashes=self.hashes.finish(), whole=self.bin if self.whole else None)
 
 
 class _Forecast:
-    """Runs the packing along and keeps a line of hashes for each part.
+    """Runs the packing along, keeps a line of hashes for each part, and puts each segment into its part's bin.
 
     An atom of one segment is put where the packing puts it. An atom of several is hashed while it comes in, before its
-    size is known: as the next of the open part while it may fit there, and as the first of a new part while it may not.
+    size is known: as the next of the open part, as the first of a new part, or, where the ratio so far leaves it open,
+    as both; then its segments lie in the new part's bin and are moved if they turn out to belong to the open one.
     """
 
     def __init__(self, store: Store, budget: Budget) -> None:
@@ -349,41 +415,67 @@ class _Forecast:
         self._packing = Packing(store.inventory, store.table.atoms, budget, store.sizes())
         self._lines: dict[OpenPart, _PartLine] = {}
         self._atom = 0
+        self._numbers: list[int] = []
         self._join: tuple[OpenPart, _PartLine] | None = None
         self._room = 0
         self._fresh: _PartLine | None = None
+        self._seen = [1, 1]  # bytes before and after compression
 
-    def whole(self, atom: int, number: int, segment: Segment, raw: bytes) -> None:
+    def whole(self, atom: int, segment: Segment, raw: Raw) -> None:
+        """An atom of one segment."""
+        spool, table = self._store.spool, self._store.table
+        self._count(segment)
+        table.grow(segment.size)
         if self._pinned(atom):
+            table.attach(spool.append(segment))
             return
         part, delta = self._packing.add((atom,))
-        line = self._lines.setdefault(part, _PartLine(self._store))
-        line.lead_in(delta, self._store.table.atoms.first[atom])
+        line = self._lines.get(part)
+        if line is None:
+            line = self._lines[part] = _PartLine(self._store)
+        line.lead_in(delta, table.atoms.first[atom])
+        number = spool.append(segment, line.bin)
+        table.attach(number)
         line.put(number, segment, raw)
 
     def begin(self, atom: int, atom_input: int) -> None:
-        self._atom, self._join, self._fresh = atom, None, None
+        """The first of an atom's several segments is about to come."""
+        self._atom, self._numbers, self._join, self._fresh = atom, [], None, None
         if self._pinned(atom):
             return
         first = self._store.table.atoms.first[atom]
         part, capacity = self._packing.candidate((atom,))
-        certain = False
+        starts = True
         if part is not None:
             delta = part.delta((atom,))
             self._room = capacity - part.size - delta.size
-            # Deflate and zstd add less than this to what cannot be compressed.
-            certain = atom_input + atom_input // 1000 + 1024 <= self._room
-            line = self._lines[part] if certain else self._lines[part].copy()
-            line.lead_in(delta, first)
-            self._join = (part, line)
-        if not certain:
+            expected = atom_input * self._seen[1] // self._seen[0]
+            starts = expected > self._room * 2 // 3
+            if expected < self._room * 3 // 2:
+                line = self._lines[part].copy()
+                line.lead_in(delta, first, write=not starts)
+                self._join = (part, line)
+        if starts:
             fresh = OpenPart(self._packing.view)
             self._fresh = _PartLine(self._store)
             self._fresh.lead_in(fresh.delta((atom,)), first)
 
-    def more(self, number: int, segment: Segment, raw: bytes) -> None:
+    def more(self, segment: Segment, raw: Raw) -> None:
+        self._count(segment)
+        into = None
+        if self._fresh is not None:
+            into = self._fresh.bin
+        elif self._join is not None:
+            into = self._join[1].bin
+        number = self._store.spool.append(segment, into)
+        self._store.table.grow(segment.size)
+        self._store.table.attach(number)
+        self._numbers.append(number)
         self._room -= segment.size
         if self._join is not None and self._room < 0:
+            if self._fresh is None:
+                # It was written for nothing.
+                self._lines[self._join[0]].whole = False
             self._join = None
         if self._join is not None:
             self._join[1].put(number, segment, raw)
@@ -391,17 +483,28 @@ class _Forecast:
             self._fresh.put(number, segment, raw)
 
     def end(self) -> None:
+        """The atom is complete: now the packing says where it belongs."""
         if self._pinned(self._atom):
             return
         part, _ = self._packing.add((self._atom,))
-        if self._join is not None and part is self._join[0]:
-            self._lines[part] = self._join[1]
-        elif self._fresh is not None:
-            self._lines[part] = self._fresh
+        if part not in self._lines:
+            self._lines[part] = self._fresh or _PartLine(self._store, alive=False)
+        elif self._join is not None and part is self._join[0]:
+            line = self._lines[part] = self._join[1]
+            if self._fresh is not None:
+                line.write_lead()
+                for number in self._numbers:
+                    self._store.spool.move(number, line.bin)
+        else:
+            self._lines[part].alive = False
 
-    def finish(self) -> dict[Recipe, Hashes]:
+    def finish(self) -> dict[Recipe, Foreseen]:
         finished = [line.finish() for line in self._lines.values()]
         return dict(pair for pair in finished if pair is not None)
+
+    def _count(self, segment: Segment) -> None:
+        self._seen[0] += segment.input
+        self._seen[1] += segment.size
 
     def _pinned(self, atom: int) -> bool:
         """Whether the atom holds whiteouts, which go into the first part, however late they come."""

@@ -7,18 +7,16 @@ from where reading began; then the planner decides, and the parts are put togeth
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Literal, Self
 
 from buildkit.errors import ImageError, UsageError
-from buildkit.image.compress import DEFAULT_CODEC, Codec, Joiner, Segment, compress_segment
+from buildkit.image.compress import DEFAULT_CODEC, Codec, Readable, compress_segment
 from buildkit.image.source import ImageSource, LayerStream, SourceLayer
 from buildkit.image.streams import tar_of
 from buildkit.image.tarspan import TRAILER
@@ -34,12 +32,14 @@ from buildkit.model import (
 )
 from buildkit.split.bonds import find_bonds
 from buildkit.split.config import divided_config
-from buildkit.split.measure import MAX_QUEUED, Hashes, Measured, Readable, hash_recipe, measure
+from buildkit.split.image import NewLayer, SplitImage
+from buildkit.split.measure import Foreseen, Measured, hash_recipe, measure
 from buildkit.split.planner import MIN_LIMIT, Budget, plan, recut
 from buildkit.split.report import LayerReport, PartReport, SplitReport
-from buildkit.split.spool import Spool, Stored, StoredStream, assemble, unpack
+from buildkit.split.spool import Range, Spool, Stored, assembled
 from buildkit.split.store import Recipe, Store
 from buildkit.split.survey import EVERY, part_report, survey
+from buildkit.split.trial import Trial
 from buildkit.units import format_size
 
 DEFAULT_LIMIT = 95 * 10**6
@@ -82,86 +82,6 @@ class SplitResult:
 
     def close(self) -> None:
         self.image.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        self.close()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewLayer:
-    """A layer of the new image: ``stored`` in the spool, or ``passed`` on from the source's layer of that index."""
-
-    layer: SourceLayer
-    descriptor: Descriptor
-    stored: Stored | None = None
-    passed: int | None = None
-
-
-class SplitImage:
-    """The divided image as an ``ImageSource``. It reads layers that pass through from the source, which stays open."""
-
-    method = "split"
-    random_access = True
-
-    def __init__(
-        self, source: ImageSource, spool: Spool, layers: tuple[NewLayer, ...], config: ImageConfig, manifest: Manifest
-    ) -> None:
-        self.name = source.name
-        self.reason = ""
-        self.image_id = config.digest
-        self.manifest: Manifest | None = manifest
-        self.layers = tuple(new.layer for new in layers)
-        self._source = source
-        self._spool = spool
-        self._new = layers
-        self._config = config
-
-    def config(self) -> ImageConfig:
-        return self._config
-
-    def stream(self, wanted: Collection[int]) -> Iterator[LayerStream]:
-        for index in sorted(set(wanted)):
-            with self.open(index) as stream:
-                yield stream
-
-    def open(self, index: int) -> LayerStream:
-        new = self._new[index]
-        if new.stored is not None:
-            return StoredStream(self._spool, new.stored, index=index, layer=new.layer)
-        assert new.passed is not None
-        return _Renumbered(self._source.open(new.passed), index)
-
-    def close(self) -> None:
-        self._spool.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
-        self.close()
-
-
-class _Renumbered:
-    """A stream of the source under the number that the layer has in the new image."""
-
-    def __init__(self, stream: LayerStream, index: int) -> None:
-        self._stream = stream
-        self.index = index
-        self.layer = stream.layer
-        self.kind = stream.kind
-
-    def read(self, size: int, /) -> bytes:
-        return self._stream.read(size)
-
-    def close(self) -> None:
-        self._stream.close()
 
     def __enter__(self) -> Self:
         return self
@@ -377,7 +297,14 @@ class _Split:
         return self.source.random_access and (layer.tar_size or 0) > 16 * self.options.limit
 
     def _try(self, stream: LayerStream, media_type: str) -> _Outcome:
-        trial = _Trial(stream, self.options, self._pool, self._threads, self.spool)
+        trial = Trial(
+            stream,
+            codec=self.options.codec,
+            limit=self.options.limit,
+            pool=self._pool,
+            threads=self._threads,
+            spool=self.spool,
+        )
         stored = trial.run(media_type)
         if stored is None:
             return self._divide(stream, trial.again(), media_type)
@@ -385,13 +312,12 @@ class _Split:
         return self._keep(stream, stored, trial.tar_size)
 
     def _copy(self, stream: LayerStream, blob: Descriptor) -> Stored:
-        ranges: list[tuple[int, int]] = []
+        into = self.spool.bin()
+        start = into.end
         while data := stream.read(2**20):
-            offset, size = self.spool.write(data)
-            if ranges and sum(ranges[-1]) == offset:
-                offset, size = ranges[-1][0], ranges.pop()[1] + size
-            ranges.append((offset, size))
-        return Stored(descriptor=blob, head=b"", ranges=tuple(ranges), tail=b"")
+            into.write((data,))
+        whole = Range(into, start, into.end - start)
+        return Stored(descriptor=blob, pieces=(whole,), whole=into if into is not self.spool.common else None)
 
     def _keep(self, stream: LayerStream, stored: Stored, tar_size: int | None) -> _Outcome:
         layer = SourceLayer(diff_id=stream.layer.diff_id, blob=stored.descriptor, tar_size=tar_size)
@@ -423,10 +349,10 @@ class _Split:
         store.recut(recut(store.table.atoms, bonds, budget, store.table.sizes))
         parts = plan(store.inventory, store.table.atoms, bonds, budget, store.sizes())
         share = _share(store)
-        hashes = self._hashes(measured, [store.recipe(part) for part in parts])
+        found = self._parts(measured, [store.recipe(part) for part in parts])
         layers, reports = [], []
-        for part, (recipe, known) in zip(parts, hashes, strict=True):
-            new = self._new_layer(store, recipe, known, media_type)
+        for part, (recipe, foreseen) in zip(parts, found, strict=True):
+            new = self._new_layer(store, recipe, foreseen, media_type)
             assert new.descriptor.size == part.size, "sizes of segments add up"
             layers.append(new)
             reports.append(
@@ -452,23 +378,27 @@ class _Split:
             ),
         )
 
-    def _hashes(self, measured: Measured, recipes: Sequence[Recipe]) -> list[tuple[Recipe, Hashes]]:
-        """The hashes of each part: foreseen, or taken from the spool, several at once."""
+    def _parts(self, measured: Measured, recipes: Sequence[Recipe]) -> list[tuple[Recipe, Foreseen]]:
+        """Each part as it was foreseen, or with its hashes taken from the spool, several at once."""
         futures = [
             None if recipe in measured.foreseen else self._pool.submit(hash_recipe, measured.store, recipe)
             for recipe in recipes
         ]
         return [
-            (recipe, measured.foreseen[recipe] if future is None else future.result())
+            (recipe, measured.foreseen[recipe] if future is None else Foreseen(hashes=future.result(), whole=None))
             for recipe, future in zip(recipes, futures, strict=True)
         ]
 
-    def _new_layer(self, store: Store, recipe: Recipe, hashes: Hashes, media_type: str) -> NewLayer:
-        head, ranges, tail = assemble(store.codec, store.spool, recipe)
-        size = len(head) + sum(size for _, size in ranges) + len(tail)
-        descriptor = Descriptor(media_type=media_type, digest=Digest("sha256", hashes.blob), size=size)
-        layer = SourceLayer(diff_id=Digest("sha256", hashes.tar), blob=descriptor, tar_size=hashes.tar_size)
-        stored = Stored(descriptor=descriptor, head=head, ranges=ranges, tail=tail)
+    def _new_layer(self, store: Store, recipe: Recipe, found: Foreseen, media_type: str) -> NewLayer:
+        pieces = assembled(store.codec, store.spool, recipe)
+        size = sum(len(piece) if isinstance(piece, bytes) else piece.size for piece in pieces)
+        whole = found.whole
+        if whole is not None:
+            assert whole.end == size, "the bin holds the part and nothing else"
+            pieces = (Range(whole, 0, size),)
+        descriptor = Descriptor(media_type=media_type, digest=Digest("sha256", found.hashes.blob), size=size)
+        layer = SourceLayer(diff_id=Digest("sha256", found.hashes.tar), blob=descriptor, tar_size=found.hashes.tar_size)
+        stored = Stored(descriptor=descriptor, pieces=pieces, whole=whole)
         return NewLayer(layer=layer, descriptor=descriptor, stored=stored)
 
     # -- the whole
@@ -565,91 +495,3 @@ def _share(store: Store) -> float:
     sample = [number for atom in range(len(store.table.sizes)) for number in store.table.segments(atom)][::EVERY]
     size, tar_size = sum(store.spool.size[n] for n in sample), sum(store.spool.input[n] for n in sample)
     return size / tar_size if tar_size else 1.0
-
-
-class _Trial:
-    """Compresses a tar as a push would, until it ends or its blob exceeds the limit; then all can be read again."""
-
-    def __init__(
-        self, tar: Readable, options: SplitOptions, pool: ThreadPoolExecutor, threads: int, spool: Spool
-    ) -> None:
-        self._tar = tar
-        self._codec = options.codec
-        self._limit = options.limit
-        self._pool = pool
-        self._depth = min(threads + 2, MAX_QUEUED)
-        self._spool = spool
-        self._pending: deque[tuple[Future[Segment], bytes]] = deque()
-        self._numbers: list[int] = []
-        self.tar_size = 0
-
-    def run(self, media_type: str) -> Stored | None:
-        """The blob, or None where it exceeds the limit."""
-        joiner = Joiner(self._codec)
-        head = joiner.header()
-        digest = hashlib.sha256(head)
-        size = self._codec.overhead
-        ended = False
-        while size <= self._limit and not (ended and not self._pending):
-            while not ended and len(self._pending) < self._depth:
-                raw = self._next()
-                ended = len(raw) < self._codec.segment
-                if raw:
-                    self._pending.append((self._pool.submit(compress_segment, self._codec, raw), raw))
-            if self._pending:
-                future, raw = self._pending.popleft()
-                segment = future.result()
-                self._numbers.append(self._spool.append(segment))
-                self.tar_size += len(raw)
-                size += segment.size
-                for part in joiner.add(segment):
-                    digest.update(part)
-        if size > self._limit:
-            return None
-        tail = joiner.trailer()
-        digest.update(tail)
-        ranges = tuple(self._spool.ranges(self._numbers))
-        descriptor = Descriptor(
-            media_type=media_type,
-            digest=Digest("sha256", digest.hexdigest()),
-            size=len(head) + sum(size for _, size in ranges) + len(tail),
-        )
-        return Stored(descriptor=descriptor, head=head, ranges=ranges, tail=tail)
-
-    def again(self) -> Readable:
-        """The whole tar from its first byte, after ``run`` gave None. Once."""
-        return _Chained(self._pieces(), self._tar)
-
-    def _pieces(self) -> Iterator[bytes]:
-        for number in self._numbers:
-            yield unpack(self._codec, self._spool.segment(number))
-        while self._pending:
-            future, raw = self._pending.popleft()
-            future.cancel()
-            yield raw
-
-    def _next(self) -> bytes:
-        parts, have = [], 0
-        while have < self._codec.segment and (data := self._tar.read(self._codec.segment - have)):
-            parts.append(data)
-            have += len(data)
-        return b"".join(parts)
-
-
-class _Chained:
-    """Pieces, then a reader."""
-
-    def __init__(self, pieces: Iterator[bytes], rest: Readable) -> None:
-        self._pieces = pieces
-        self._rest = rest
-        self._piece = memoryview(b"")
-
-    def read(self, size: int, /) -> bytes:
-        while not self._piece:
-            piece = next(self._pieces, None)
-            if piece is None:
-                return self._rest.read(size)
-            self._piece = memoryview(piece)
-        data = bytes(self._piece[:size])
-        self._piece = self._piece[size:]
-        return data

@@ -1,4 +1,9 @@
-"""Compressed segments on disk, each written once, and layers put together from them without another copy."""
+"""Compressed segments on disk, each written once, in nameless files that vanish with the process.
+
+There is a file for each part that is foreseen (a *bin*), so that its blob lies there whole, to be uploaded or linked
+into a layout without a copy; and one file for everything else. A part that turns out otherwise than foreseen is put
+together from wherever its segments lie.
+"""
 
 from __future__ import annotations
 
@@ -17,99 +22,153 @@ import zstandard
 from isal import igzip_lib
 
 from buildkit.errors import DigestMismatchError, StorageError
+from buildkit.image.blobfile import storage_error
 from buildkit.image.compress import Codec, Joiner, Segment
 from buildkit.image.source import SourceLayer
 from buildkit.model import Descriptor
 
+MAX_BINS = 256
+"""Files open at once; beyond it, what would have a bin goes to the common file."""
+_READ = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """``size`` bytes at ``offset`` of a bin."""
+
+    bin: Bin
+    offset: int
+    size: int
+
+
+class Bin:
+    """A nameless file that only grows. Reading is safe from several threads, writing from one at a time."""
+
+    def __init__(self, directory: Path, number: int) -> None:
+        self._directory = directory
+        self.number = number
+        try:
+            # Without O_EXCL, so that it can be given a name (open(2), "O_TMPFILE").
+            self.handle = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        except OSError:
+            self.handle = self._unlinked(directory)
+        self.end = 0
+        """Bytes written."""
+
+    @staticmethod
+    def _unlinked(directory: Path) -> int:
+        """For file systems without nameless files: a file whose name is removed at once."""
+        try:
+            handle, name = tempfile.mkstemp(dir=directory, prefix="split-")
+            os.unlink(name)
+        except OSError as error:
+            raise storage_error(directory, error) from error
+        return handle
+
+    def write(self, parts: Iterable[bytes]) -> Range:
+        """Append. Raises StorageError where the disk refuses."""
+        begin = self.end
+        try:
+            for part in parts:
+                view = memoryview(part)
+                while view:
+                    written = os.pwrite(self.handle, view, self.end)
+                    self.end += written
+                    view = view[written:]
+        except OSError as error:
+            raise storage_error(self._directory, error) from error
+        return Range(self, begin, self.end - begin)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly ``size`` bytes."""
+        parts = []
+        while size:
+            data = os.pread(self.handle, size, offset)
+            if not data:
+                raise StorageError(f"a temporary file in {self._directory} lost its end")
+            parts.append(data)
+            offset, size = offset + len(data), size - len(data)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def link(self, target: Path) -> bool:
+        """Give the file a name; False where that cannot be done (another file system, or there is such a file)."""
+        try:
+            os.link(f"/proc/self/fd/{self.handle}", target, follow_symlinks=True)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        if self.handle >= 0:
+            os.close(self.handle)
+            self.handle = -1
+
 
 class Spool:
-    """A nameless file in ``directory``, which vanishes with the process. Reading is safe from several threads.
+    """All bins in ``directory`` (the system's temporary one by default), and the segments in them.
 
     Segments are numbered from 0. ``size`` is what a segment takes, ``input`` what it unpacks to, both in bytes.
     """
 
     def __init__(self, directory: Path | None) -> None:
+        self.directory = directory or Path(tempfile.gettempdir())
         try:
-            if directory is not None:
-                directory.mkdir(parents=True, exist_ok=True)
-            self._file = tempfile.TemporaryFile(dir=directory, prefix="split-", buffering=0)  # noqa: SIM115 - closed by close
+            self.directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StorageError(
-                f"no temporary file in {directory or tempfile.gettempdir()}: {error.strerror}"
-            ) from error
-        self._where = str(directory or tempfile.gettempdir())
+            raise storage_error(self.directory, error) from error
         self._lock = threading.Lock()
+        self.common = Bin(self.directory, 0)
+        self._bins = [self.common]
+        self._bin = array("H")
         self._offset = array("Q")
         self.size = array("I")
         self.input = array("I")
         self.crc = array("I")
-        self.end = 0
-        """Bytes written."""
 
-    def append(self, segment: Segment) -> int:
+    def bin(self) -> Bin:
+        """A new bin, or the common one where too many are open."""
+        with self._lock:
+            if len(self._bins) >= MAX_BINS:
+                return self.common
+            self._bins.append(Bin(self.directory, len(self._bins)))
+            return self._bins[-1]
+
+    def append(self, segment: Segment, into: Bin | None = None) -> int:
         """Write a segment; its number. Raises StorageError where the disk refuses."""
         with self._lock:
-            offset, size = self._write(segment.parts)
-            self._offset.append(offset)
-            self.size.append(size)
+            into = into or self.common
+            place = into.write(segment.parts)
+            self._bin.append(into.number)
+            self._offset.append(place.offset)
+            self.size.append(place.size)
             self.input.append(segment.input)
             self.crc.append(segment.crc)
             return len(self._offset) - 1
 
-    def write(self, data: bytes) -> tuple[int, int]:
-        """Write bytes that are no segment; offset and size."""
+    def move(self, number: int, into: Bin) -> None:
+        """Copy a segment to the end of another bin, where it lies from now on."""
+        data = self.segment(number)
         with self._lock:
-            return self._write((data,))
+            self._offset[number] = into.write(data.parts).offset
+            self._bin[number] = into.number
 
-    def read(self, offset: int, size: int) -> bytes:
-        parts = []
-        while size:
-            data = os.pread(self._file.fileno(), size, offset)
-            if not data:
-                raise StorageError(f"temporary file in {self._where} lost its end")
-            parts.append(data)
-            offset, size = offset + len(data), size - len(data)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+    def range(self, number: int) -> Range:
+        return Range(self._bins[self._bin[number]], self._offset[number], self.size[number])
 
     def segment(self, number: int) -> Segment:
-        data = self.read(self._offset[number], self.size[number])
+        place = self.range(number)
+        data = place.bin.read(place.offset, place.size)
         return Segment(parts=(data,), input=self.input[number], crc=self.crc[number])
 
-    def ranges(self, numbers: Iterable[int]) -> list[tuple[int, int]]:
-        """(offset, size) of these segments in order, neighbours in the file joined."""
-        out: list[tuple[int, int]] = []
-        for number in numbers:
-            offset, size = self._offset[number], self.size[number]
-            if out and out[-1][0] + out[-1][1] == offset:
-                out[-1] = (out[-1][0], out[-1][1] + size)
-            else:
-                out.append((offset, size))
-        return out
-
     def close(self) -> None:
-        self._file.close()
+        for each in self._bins:
+            each.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _write(self, parts: Sequence[bytes]) -> tuple[int, int]:
-        begin = self.end
-        try:
-            for part in parts:
-                view = memoryview(part)
-                while view:
-                    written = os.pwrite(self._file.fileno(), view, self.end)
-                    self.end += written
-                    view = view[written:]
-        except OSError as error:
-            raise StorageError(
-                f"cannot write to {self._where}: {error.strerror}",
-                hint="splitting needs room for the compressed image; choose another folder for temporary files",
-            ) from error
-        return begin, self.end - begin
 
 
 def unpack(codec: Codec, segment: Segment) -> bytes:
@@ -125,21 +184,26 @@ def unpack(codec: Codec, segment: Segment) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A blob in the spool: ``head``, then ranges of the file, then ``tail``."""
+    """A blob in the spool, piece by piece. ``whole``: the bin that holds it and nothing else, where there is one."""
 
     descriptor: Descriptor
-    head: bytes
-    ranges: tuple[tuple[int, int], ...]
-    tail: bytes
+    pieces: tuple[bytes | Range, ...]
+    whole: Bin | None = None
 
 
-def assemble(codec: Codec, spool: Spool, numbers: Sequence[int]) -> tuple[bytes, tuple[tuple[int, int], ...], bytes]:
-    """Head, ranges and tail of the blob made of these segments."""
+def assembled(codec: Codec, spool: Spool, numbers: Sequence[int]) -> tuple[bytes | Range, ...]:
+    """The pieces of the blob made of these segments, neighbours in a file joined."""
     joiner = Joiner(codec)
-    head = joiner.header()
+    out: list[bytes | Range] = [joiner.header()]
     for number in numbers:
         joiner.add(Segment(parts=(), input=spool.input[number], crc=spool.crc[number]))
-    return head, tuple(spool.ranges(numbers)), joiner.trailer()
+        place, last = spool.range(number), out[-1]
+        if isinstance(last, Range) and last.bin is place.bin and last.offset + last.size == place.offset:
+            out[-1] = Range(last.bin, last.offset, last.size + place.size)
+        else:
+            out.append(place)
+    out.append(joiner.trailer())
+    return tuple(out)
 
 
 class StoredStream:
@@ -147,42 +211,40 @@ class StoredStream:
 
     kind: Literal["tar", "blob"] = "blob"
 
-    def __init__(self, spool: Spool, stored: Stored, *, index: int, layer: SourceLayer) -> None:
+    def __init__(self, stored: Stored, *, index: int, layer: SourceLayer) -> None:
         self.index = index
         self.layer = layer
-        self._spool = spool
-        self._stored = stored
+        self._descriptor = stored.descriptor
         self._hash = hashlib.sha256()
-        self._plan: list[bytes | tuple[int, int]] = [stored.head, *stored.ranges, stored.tail]
-        self._plan.reverse()
+        self._left = list(reversed(stored.pieces))
         self._checked = False
 
     def read(self, size: int, /) -> bytes:
-        while self._plan and size > 0:
-            step = self._plan.pop()
-            if isinstance(step, bytes):
-                data, rest = step[:size], step[size:]
+        while self._left and size > 0:
+            piece = self._left.pop()
+            if isinstance(piece, bytes):
+                data, rest = piece[:size], piece[size:]
                 if rest:
-                    self._plan.append(rest)
+                    self._left.append(rest)
             else:
-                offset, left = step
-                data = self._spool.read(offset, min(left, size))
-                if len(data) < left:
-                    self._plan.append((offset + len(data), left - len(data)))
+                count = min(piece.size, size)
+                data = piece.bin.read(piece.offset, count)
+                if count < piece.size:
+                    self._left.append(Range(piece.bin, piece.offset + count, piece.size - count))
             if data:
                 self._hash.update(data)
                 return data
         if size > 0 and not self._checked:
-            if self._hash.hexdigest() != self._stored.descriptor.digest.hex:
+            if self._hash.hexdigest() != self._descriptor.digest.hex:
                 raise DigestMismatchError(
-                    f"layer {self.index + 1} in the temporary file is not {self._stored.descriptor.digest}",
+                    f"layer {self.index + 1} in the temporary file is not {self._descriptor.digest}",
                     hint="the disk changed it; try again",
                 )
             self._checked = True
         return b""
 
     def close(self) -> None:
-        self._plan.clear()
+        self._left.clear()
 
     def __enter__(self) -> Self:
         return self

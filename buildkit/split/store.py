@@ -34,11 +34,14 @@ class AtomTable:
         self.atoms.end = stop
         return len(self.sizes) - 1
 
-    def extend(self, segment: int, size: int) -> None:
-        """Append a segment of ``size`` compressed bytes to the last atom."""
+    def grow(self, size: int) -> None:
+        """``size`` compressed bytes more in the last atom, of a segment that ``attach`` will name."""
+        self.sizes[-1] += size
+
+    def attach(self, segment: int) -> None:
+        """The last atom's next segment."""
         self._ids.append(segment)
         self._end[-1] += 1
-        self.sizes[-1] += size
 
     def segments(self, atom: int) -> Sequence[int]:
         return self._ids[self._end[atom - 1] if atom else 0 : self._end[atom]]
@@ -106,7 +109,8 @@ class Store:
             if atom not in cuts:
                 new.open(run.start, run.stop)
                 for number in old.segments(atom):
-                    new.extend(number, self.spool.size[number])
+                    new.grow(self.spool.size[number])
+                    new.attach(number)
                 continue
             data = b"".join(map(self.raw, old.segments(atom)))
             bounds = [run.start, *cuts[atom], run.stop]
@@ -115,7 +119,8 @@ class Store:
                 end = self._offset(stop - 1, run.start) + self.inventory.length[stop - 1]
                 number = self.spool.append(compress_segment(self.codec, data[begin:end]))
                 new.open(first, stop)
-                new.extend(number, self.spool.size[number])
+                new.grow(self.spool.size[number])
+                new.attach(number)
         self.table = new
 
     def _offset(self, entry: int, first: int) -> int:

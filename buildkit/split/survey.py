@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from buildkit.image.compress import Codec, compress_segment
+from buildkit.image.compress import Codec, Readable, compress_segment
 from buildkit.image.tarspan import TarReader
 from buildkit.split.bonds import find_bonds
 from buildkit.split.inventory import Inventory
-from buildkit.split.measure import Place, Readable, feed
+from buildkit.split.measure import Buffers, Place, Raw, feed
 from buildkit.split.planner import Atoms, Budget, Part, Sizes, plan, recut
 from buildkit.split.report import MAX_NAMED, Indivisible, PartReport
 
@@ -38,8 +38,9 @@ def survey(
     atoms = Atoms()
     sampled = [0, 0]
     seen = 0
+    buffers = Buffers(1)
 
-    def emit(raw: bytes, place: Place) -> None:
+    def emit(raw: Raw, place: Place) -> None:
         nonlocal seen
         if seen % EVERY == 0:
             sampled[0] += len(raw)
@@ -51,8 +52,10 @@ def survey(
         if place.stop is not None:
             atoms.end = place.stop
         progress(len(raw))
+        if isinstance(raw, memoryview):
+            buffers.give(raw)
 
-    feed(reader, inventory, codec, budget, emit)
+    feed(reader, inventory, codec, budget, emit, buffers)
     progress(reader.finish())
     share = sampled[1] / sampled[0] if sampled[0] else 1.0
 
