@@ -191,7 +191,7 @@ class Compressor:
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or _cpus()
         # Two segments beyond those in work keep every thread busy while one is read and one is written.
         count = max(2, min(self.threads + 2, WORKING_MEMORY // SEGMENT))
         self._buffers: queue.LifoQueue[bytearray] = queue.LifoQueue()
@@ -263,6 +263,12 @@ class Compressor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _cpus() -> int:
+    """CPUs that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 class _Drain:

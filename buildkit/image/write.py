@@ -110,7 +110,10 @@ def _load(place: Location, image: OutputImage, host: str | None) -> None:
     with Engine.connect(host) as engine:
         engine.load(_piped(lambda file: _archive(file, image, name, (name,), True)))
         loaded = engine.inspect(name)
-        if not engine.info.containerd_store and loaded.id != image.config.digest:
+        # Under containerd's store the id is another digest; there the layers have to tell.
+        if loaded.diff_ids != image.config.diff_ids or (
+            not engine.info.containerd_store and loaded.id != image.config.digest
+        ):
             raise EngineError(f"the engine loaded {loaded.id} as {name}, not {image.config.digest}")
 
 

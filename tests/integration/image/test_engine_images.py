@@ -137,11 +137,13 @@ def test_direct_and_save_give_the_layers_that_were_loaded_byte_for_byte(
 
 
 def test_an_image_is_found_by_its_id_too(engine: Engine, engine_host: str, name: str) -> None:
-    engine.load(io.BytesIO(archive(odd_layers(), name)[0]))
+    packed, config = archive(odd_layers(), name)
+    engine.load(io.BytesIO(packed))
     image = engine.inspect(name)
+    assert engine.info.containerd_store or image.id == Digest.of(config)
     for text in (str(image.id), image.id.hex, image.id.short, f"docker-daemon:{name}"):
         with open_source(text, engine_host=engine_host) as source:
-            assert source.image_id == image.id
+            assert source.image_id == Digest.of(config), "the same id in every transport and store"
 
 
 def test_layers_are_compressed_to_the_same_blobs_by_both_ways(engine: Engine, engine_host: str, name: str) -> None:
@@ -166,13 +168,16 @@ def test_an_image_removed_in_mid_read_is_an_error_and_not_a_wrong_layer(
     # Nothing of it may be shared with another test's image, or the engine would keep the layer.
     unique = layer([entry(f"{n}", f"{name} {n}".encode() * 2000) for n in range(200)])
     engine.load(io.BytesIO(archive([unique], name)[0]))
-    with open_source(name, engine_host=engine_host) as source:
-        assert isinstance(source, FallbackSource)
-        with source.open(0) as stream:
-            stream.read(100_000)
-            engine.remove(name)
+    with open_source(name, engine_host=engine_host) as source, source.open(0) as stream:
+        start = stream.read(100_000)
+        engine.remove(name)
+        if not engine.info.containerd_store:
             with pytest.raises((NotFoundError, EngineError)):
                 drain(stream)
+            return
+        # A layer that is one file can be read to its end, open as it is.
+        rest = drain(stream)
+    assert gzip.decompress(start + rest) == unique if stream.kind == "blob" else start + rest == unique
 
 
 def test_docker_save_takes_over_where_the_data_root_is_not_what_it_was(
@@ -181,6 +186,10 @@ def test_docker_save_takes_over_where_the_data_root_is_not_what_it_was(
     layers = odd_layers()
     engine.load(io.BytesIO(archive(layers, name)[0]))
     image = engine.inspect(name)
+    if engine.info.containerd_store:
+        with open_source(name, engine_host=engine_host, method="direct") as stored:
+            assert tars(stored, [1]) == {1: layers[1]}
+        return  # such layers are whole files; that a missing one leads to docker save is a unit test's
     root = copy_of_data_root(engine.info.data_root, image.id, tmp_path)
     with DirectSource(root, image.id, name=name) as direct:
         assert tars(direct, [1]) == {1: layers[1]}
@@ -243,8 +252,8 @@ def test_an_image_is_loaded_into_the_engine_and_comes_back_the_same(
     layers = odd_layers()
     image = output(layers, name)
     assert write_image(f"docker-daemon:{name}", image, engine_host=engine_host) == f"docker-daemon:{name}"
-    assert engine.inspect(name).id == image.config.digest
     with open_source(name, engine_host=engine_host) as source:
+        assert source.image_id == image.config.digest
         assert tars(source, range(4)) == {0: layers[0], 1: layers[1], 3: layers[3]}
 
 
