@@ -1,6 +1,7 @@
 """The recipe: what an image is made of and what is asked of it, as frozen values.
 
-``docs/recipe.md`` describes every key; ``KEYS`` here is what a test holds that page against.
+Each class is one table of the file; a key of the file is a field here, but ``args`` (``arguments``), ``env``
+(``environment``) and ``arg`` (``argument``).
 """
 
 from __future__ import annotations
