@@ -15,6 +15,17 @@ from buildkit.gdn.reference import Array
 
 WARP = 32
 
+_TOKEN_BY_TOKEN = (
+    Fault.DECAY_TWICE,
+    Fault.DECAY_RAW,
+    Fault.DECAY_IGNORED,
+    Fault.L2_NORM_LANE_0,
+    Fault.L2_NORM_OTHERS_RAW,
+)
+"""Faults that the chunked form of the delta rule, otherwise the faster one for a prompt, cannot compute: its decay is
+an exp(g), and with keys longer than 1 the state grows from token to token, so that solving a whole chunk at once leaves
+errors of its last tokens' size in its first."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GdnShape:
@@ -178,8 +189,7 @@ def mix(
         q, k = k, q
 
     g, beta = ref.gates(a, b, a_log, dt_bias)
-    # The chunked form is the faster one for a prompt, and is proven equal; a factor that is no exp(g) needs the other.
-    if fault in (Fault.DECAY_TWICE, Fault.DECAY_RAW, Fault.DECAY_IGNORED) or tokens == 1:
+    if fault in _TOKEN_BY_TOKEN or tokens == 1:
         o, recurrent = ref.delta_rule(q, k, v, decay_with(g, fault), beta, state.recurrent)
     else:
         o, recurrent = ref.delta_rule_chunked(q, k, v, g, beta, state.recurrent)
@@ -198,12 +208,13 @@ def linear_attention(
     shape: GdnShape,
     state: GdnState | None = None,
     *,
+    decode: bool = False,
     fault: Fault | None = None,
 ) -> tuple[Array, GdnTrace, GdnState]:
     """Tokens ``x`` [T, hidden] of one sequence through one layer → output [T, hidden], trace and state.
 
-    ``state`` None starts a sequence; with a state and one token the call is a decode step. ``STATE_NOT_RESET`` is the
-    caller's: it starts a sequence with the recurrent state of the one before.
+    ``state`` None starts a sequence; ``decode`` as in ``mix``. ``STATE_NOT_RESET`` is the caller's: it starts a
+    sequence with the recurrent state of the one before.
     """
     trace, after = mix(
         x @ weights.in_proj_qkv.T,
@@ -216,7 +227,7 @@ def linear_attention(
         norm=weights.norm,
         shape=shape,
         state=state or GdnState.zeros(shape),
-        decode=state is not None and x.shape[0] == 1,
+        decode=decode,
         fault=fault,
     )
     return trace.normed.reshape(x.shape[0], shape.value_channels) @ weights.out_proj.T, trace, after

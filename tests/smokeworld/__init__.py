@@ -1,0 +1,1 @@
+"""What the smoke test's tests share: configurations, another implementation's stages, a server of the probe model."""
