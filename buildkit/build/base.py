@@ -28,6 +28,7 @@ from buildkit.recipe import Debootstrap, Recipe
 
 _FORMAT = 1  # of what this module does to a tree; part of the key
 _TIMEOUT = 1800.0
+_PLACE = "/var/tmp"  # noqa: S108 - /tmp is often mounted without device nodes, or lies in memory
 _EXCLUDED = (
     "./dev/*",
     "./proc/*",
@@ -125,7 +126,9 @@ def _make(
     machine = _MACHINES.get(platform.machine(), platform.machine())
     if platform_.architecture != machine:
         raise UsageError(f"a base for {platform_} cannot be made on a {machine} machine by debootstrap")
-    with tempfile.TemporaryDirectory(prefix="buildkit-base-") as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="buildkit-base-", dir=_PLACE if os.access(_PLACE, os.W_OK) else None
+    ) as folder:
         root = Path(folder) / "root"
         arguments = [program, f"--variant={spec.variant}", f"--components={','.join(spec.components)}"]
         if spec.include:

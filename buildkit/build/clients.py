@@ -81,6 +81,8 @@ def choose(clients: tuple[Client, ...], *, backend: Backend, builder: str | None
             description=f"BuildKit by docker {version} ({built_in.path})",
             reason="no buildx plugin here",
         )
+    if needs is not None and backend == "classic":
+        raise UsageError(f"this recipe needs BuildKit ({needs}), and the classic builder was asked for")
     if needs is not None:
         raise MissingComponentError(
             f"this recipe needs BuildKit ({needs}), and no Docker client here has it", hint=GET_BUILDX

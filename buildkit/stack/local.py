@@ -412,30 +412,47 @@ def _end_orphans(runtime: Path, say: Say) -> None:
         wait(orphan, 10)
 
 
+_OURS = (
+    *("engine", "registry", "edge", "log", "run"),
+    *("registry.yml", "nginx.conf", "htpasswd", "secret", "lock", "state.json"),
+)
+"""Everything that a stack puts into its folder."""
+
+
 def _purge(state: StackState, say: Say) -> None:
-    """Remove the stack's folder and its runtime folder, mounts first."""
-    folders = [state.folder] + ([state.runtime] if state.runtime else [])
+    """Remove what the stack has put into its folder, mounts first, and the folder itself if nothing else is in it."""
     umount = find_program("umount")
-    for folder in folders:
-        for point in _mounts_under(folder):
+    places = [state.folder / name for name in _OURS]
+    if state.runtime is not None and not state.runtime.is_relative_to(state.folder):
+        places.insert(0, state.runtime)
+    for place in places:
+        for point in _mounts_under(place):
             if umount is not None:
                 subprocess.run([umount, "-l", str(point)], check=False, capture_output=True, timeout=30)
-        left = _mounts_under(folder)
+        left = _mounts_under(place)
         if left:
-            raise StorageError(f"{left[0]}: is still mounted, so {folder} is not removed")
-    for folder in reversed(folders):
-        say(f"removing {folder}")
-        shutil.rmtree(folder, ignore_errors=False)
+            raise StorageError(f"{left[0]}: is still mounted, so {place} is not removed")
+    say(f"removing the stack's data in {state.folder}")
+    try:
+        for place in places:
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place)
+            else:
+                place.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"{error.filename or state.folder}: cannot be removed: {error.strerror}") from error
+    with contextlib.suppress(OSError):  # not empty: what else is there is not ours
+        state.folder.rmdir()
 
 
 def _mounts_under(folder: Path) -> tuple[Path, ...]:
-    """Mount points inside ``folder``, deepest first (proc_pid_mountinfo(5), field 5)."""
+    """Mount points at and below ``folder``, deepest first (proc_pid_mountinfo(5), field 5)."""
     points = []
     for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         name = line.split(" ")[4]
         for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
             name = name.replace(code, character)
-        if Path(name).is_relative_to(folder) and Path(name) != folder:
+        if Path(name).is_relative_to(folder):
             points.append(Path(name))
     return tuple(sorted(points, key=lambda p: len(p.parts), reverse=True))
 

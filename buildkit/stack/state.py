@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from buildkit.errors import StorageError
+from buildkit.errors import MissingComponentError, StorageError
 from buildkit.stack.process import Process
 
 Condition = Literal["running", "crashed", "silent", "stopped"]
@@ -81,13 +81,18 @@ class StackState:
 
     @property
     def registry(self) -> str:
-        """``HOST:PORT`` of the registry, without the edge in its way."""
-        return self.components["registry"].address
+        """``HOST:PORT`` of the registry, without the edge in its way. Raises MissingComponentError without one."""
+        return self._address("registry")
 
     @property
     def edge(self) -> str:
-        """``HOST:PORT`` of the edge, where a client of the registry knocks."""
-        return self.components["edge"].address
+        """``HOST:PORT`` of the edge, where the registry's clients knock. Raises MissingComponentError without one."""
+        return self._address("edge")
+
+    def _address(self, name: ComponentName) -> str:
+        if name not in self.components:
+            raise MissingComponentError(f"there is no {name} in {self.folder}", hint="`buildkit stack.up` starts it")
+        return self.components[name].address
 
     def with_component(self, component: Component) -> StackState:
         """The same with ``component`` in place of the one of its name."""

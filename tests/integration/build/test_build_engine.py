@@ -219,7 +219,7 @@ def test_secrets_reach_the_build_and_show_nowhere(
 
 def test_a_recipe_with_secrets_is_refused_by_the_classic_builder(tmp_path: Path, make: Build) -> None:
     recipe = write(tmp_path, PLAIN, "secrets: [{id: t, env: HOME}]\n", **FILES)
-    with pytest.raises(MissingComponentError, match=r"needs BuildKit \(the build secret t\)"):
+    with pytest.raises(UsageError, match=r"needs BuildKit \(the build secret t\)"):
         make(recipe, BuildOptions(backend="classic"))
 
 

@@ -313,10 +313,15 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     assert (tmp_path / "file").exists()
 
 
-def test_purge_removes_the_folder_of_a_stack_and_no_other(folder: Path, tmp_path: Path) -> None:
+def test_purge_removes_what_a_stack_has_made_and_nothing_else(folder: Path, tmp_path: Path) -> None:
     stack.up(folder, PLAIN)
     stack.down(folder, purge=True)
     assert not folder.exists()
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("mine")
+    stack.up(folder, PLAIN)
+    stack.down(folder, purge=True)
+    assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
     (tmp_path / "mine").mkdir()
     stack.down(tmp_path / "mine", purge=True)
     assert (tmp_path / "mine").exists()
