@@ -16,14 +16,14 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlencode, urlsplit
 
 from buildkit.errors import AuthError, ProtocolError
 from buildkit.registry.answers import describe, error_for
 from buildkit.registry.credentials import Credential
 from buildkit.registry.location import Origin, is_loopback, with_query
-from buildkit.registry.steps import Answer, Failure, Request, Steps, ask
+from buildkit.registry.steps import RETRYABLE, Answer, Failure, Request, Steps, ask, retry_after
 
 DEFAULT_LIFE = 60.0
 """Seconds a token lives if nobody says (Token Authentication Specification, ``expires_in``)."""
@@ -61,6 +61,15 @@ def parse_challenges(header: str) -> tuple[Challenge, ...]:
         found.append(Challenge(scheme=scheme[1].lower(), parameters={}))
         position = scheme.end()
     return tuple(found)
+
+
+class TokenUnavailable(Exception):
+    """The token service failed in passing. The request that needs the token counts as failed, and is tried again by
+    whoever has the budget for it."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.detail)
+        self.failure = failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +142,8 @@ class Authenticator:
         challenges = parse_challenges(answer.headers.get("www-authenticate", ""))
         bearer = next((c for c in challenges if c.scheme == "bearer" and c.parameters.get("realm")), None)
         wanted = frozenset(request.scopes)
+        if bearer is None and not challenges:
+            bearer = self._bearer  # an edge that drops the header; the registry's wish is known from before
         if bearer is not None:
             with self._lock:
                 self._bearer = bearer
@@ -149,9 +160,8 @@ class Authenticator:
             return None
         if credential.registry_token is not None:
             return f"Bearer {credential.registry_token}"
-        # A challenge for Basic, or (some edges drop the header) none that can be read.
-        if challenges and not any(c.scheme == "basic" for c in challenges):
-            return None
+        if not any(c.scheme == "basic" for c in challenges):
+            return None  # a password goes out only where it is asked for
         with self._lock:
             self._basic = True
         return credential.basic()
@@ -164,7 +174,13 @@ class Authenticator:
         asked_at = self._monotonic()
         reply = yield from ask(request)
         if isinstance(reply, Failure):
-            raise error_for(request, reply)
+            raise TokenUnavailable(replace(reply, detail=describe(request, reply), sent=0))
+        if reply.status in RETRYABLE:
+            raise TokenUnavailable(
+                Failure(
+                    kind="dropped", detail=describe(request, reply), seconds=reply.seconds, asked=retry_after(reply)
+                )
+            )
         if reply.status in (400, 401, 403):
             who = f"{credential.username or 'the token'} ({credential.source})" if credential else "anonymous"
             raise AuthError(
@@ -208,14 +224,16 @@ class Authenticator:
             ]
             body = urlencode(form).encode()
             headers = {"Content-Type": "application/x-www-form-urlencoded", "Content-Length": str(len(body))}
-            return Request(doing=doing, method="POST", url=realm, scopes=(), headers=headers, body=body)
+            return Request(
+                doing=doing, method="POST", url=realm, scopes=(), headers=headers, body=body, authenticate=False
+            )
         query += [("scope", scope) for scope in scopes]
         headers = {}
         if credential is not None and (basic := credential.basic()) is not None:
             headers["Authorization"] = basic
             query.append(("account", credential.username))
         url = with_query(realm, urlencode(query)) if query else realm
-        return Request(doing=doing, method="GET", url=url, scopes=(), headers=headers)
+        return Request(doing=doing, method="GET", url=url, scopes=(), headers=headers, authenticate=False)
 
 
 def parse_token(body: bytes, *, where: str) -> tuple[str, float]:

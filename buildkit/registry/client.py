@@ -30,7 +30,7 @@ from buildkit.image.blob import Blob
 from buildkit.model import Descriptor, Digest, Reference, load_json_object
 from buildkit.registry import manifests
 from buildkit.registry.answers import describe, error_for
-from buildkit.registry.auth import Authenticator
+from buildkit.registry.auth import Authenticator, TokenUnavailable
 from buildkit.registry.clock import CancelToken, Clock, SystemClock
 from buildkit.registry.credentials import Credentials, DefaultCredentials
 from buildkit.registry.events import (
@@ -167,8 +167,14 @@ class RegistryClient:
         if urlsplit(realm).path == "/v2/token":
             # Gitea and Forgejo: an open endpoint tells the version, on which the Range variants depend.
             for path, kind in (("/api/forgejo/v1/version", "Forgejo"), ("/api/v1/version", "Gitea")):
-                request = Request(doing="asking for the version", method="GET", url=f"{self.origin}{path}", scopes=())
-                reply = self._send(request, None, authenticate=False)
+                request = Request(
+                    doing="asking for the version",
+                    method="GET",
+                    url=f"{self.origin}{path}",
+                    scopes=(),
+                    authenticate=False,
+                )
+                reply = self._send(request, None)
                 if isinstance(reply, Answer) and reply.status == 200:
                     with contextlib.suppress(BuildkitError):
                         version = load_json_object(reply.body, where="version", limit=2**16).get("version")
@@ -344,7 +350,7 @@ class RegistryClient:
         for _ in range(_MAX_REDIRECTS + 2):
             own = Origin.of(url) == self.origin
             if own and not renewed:
-                used = self._run(self._auth.header(request.scopes))
+                used = self._for_stream(self._auth.header(request.scopes))
             headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **request.headers}
             if own and used is not None:
                 headers["Authorization"] = used
@@ -355,7 +361,7 @@ class RegistryClient:
                     continue
                 if answer.status == 401 and own and not renewed:
                     renewed = True
-                    used = self._run(self._auth.refused(request, answer, used))
+                    used = self._for_stream(self._auth.refused(request, answer, used))
                     if used is not None:
                         continue
                 if is_retryable(answer):
@@ -380,6 +386,12 @@ class RegistryClient:
                         yield piece
                 return
         raise ProtocolError(f"{request.doing}: redirected more than {_MAX_REDIRECTS} times")
+
+    def _for_stream(self, steps: Steps[T]) -> T:
+        try:
+            return self._run(steps)
+        except TokenUnavailable as error:
+            raise TransportError(error.failure) from error
 
     def _redirected(self, request: Request, answer: Answer, url: str) -> str:
         location = answer.headers.get("location")
@@ -433,20 +445,20 @@ class RegistryClient:
         finally:
             steps.close()
 
-    def _send(self, request: Request, blob: Blob | None, *, authenticate: bool = True) -> Answer | Failure:
+    def _send(self, request: Request, blob: Blob | None) -> Answer | Failure:
         """One request, with what authentication adds: a token before, and one replay after a 401."""
-        own = authenticate and bool(request.scopes or request.url.startswith(f"{self.origin}/v2/"))
         # Never to another host: an upload's Location may point anywhere.
-        own = own and Origin.of(request.url) == self.origin
-        used: str | None = None
-        if own:
+        if not request.authenticate or Origin.of(request.url) != self.origin:
+            return self._exchange(request, blob, None)
+        try:
             used = self._run(self._auth.header(request.scopes))
-        reply = self._exchange(request, blob, used)
-        if own and isinstance(reply, Answer) and reply.status == 401:
-            better = self._run(self._auth.refused(request, reply, used))
-            if better is not None:
-                self._cancel.check()
-                reply = self._exchange(request, blob, better)
+            reply = self._exchange(request, blob, used)
+            if isinstance(reply, Answer) and reply.status == 401:
+                better = self._run(self._auth.refused(request, reply, used))
+                if better is not None:
+                    reply = self._exchange(request, blob, better)
+        except TokenUnavailable as error:
+            return error.failure
         return reply
 
     def _exchange(self, request: Request, blob: Blob | None, authorization: str | None) -> Answer | Failure:

@@ -69,7 +69,7 @@ class Request:
     """One HTTP request. ``doing`` says in words what it is for; it goes into error messages.
 
     ``scopes`` are the token scopes that it needs (``repository:name:pull,push``). ``body`` may be sent again after a
-    token was refreshed.
+    token was refreshed. ``authenticate`` is off for what must not carry the registry's credential: token requests.
     """
 
     doing: str
@@ -79,6 +79,7 @@ class Request:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: Window | bytes | None = None
     patience: Patience = Patience.NORMAL
+    authenticate: bool = True
 
     @property
     def size(self) -> int:
@@ -103,13 +104,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """No answer. ``final`` where trying again cannot help (a certificate that is not trusted, a name that is none)."""
+    """No answer. ``final`` where trying again cannot help (a certificate that is not trusted, a name that is none).
+    ``asked`` are seconds to wait, where somebody said so."""
 
     kind: Literal["connect", "tls", "dropped", "timeout", "garbage"]
     detail: str
     sent: int = 0
     seconds: float = 0.0
     final: bool = False
+    asked: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +213,7 @@ class Budget:
         least what Retry-After asks for."""
         ceiling = min(LONGEST_BACKOFF, BASE_WAIT * 2.0 ** min(self.limit - self.left, 16))
         backoff = self.rng.uniform(ceiling / 2, ceiling)
-        asked = retry_after(reply) if isinstance(reply, Answer) else None
+        asked = retry_after(reply) if isinstance(reply, Answer) else reply.asked if reply is not None else None
         return max(backoff, asked) if asked is not None else backoff
 
 

@@ -139,7 +139,7 @@ class Transport:
         self._live: set[Any] = set()
         self._lock = threading.Lock()
         self._aborted = False
-        self._managers: dict[tuple[str | None, bool], urllib3.PoolManager] = {}
+        self._managers: dict[tuple[str, str | None, bool], urllib3.PoolManager] = {}
 
     def exchange(
         self,
@@ -287,14 +287,14 @@ class Transport:
         origin = Origin.of(url)
         proxy = _proxy_for(origin)
         insecure = origin.netloc in self._options.insecure_hosts or origin.host in self._options.insecure_hosts
-        key = (proxy, insecure)
+        key = (origin.scheme, proxy, insecure)
         with self._lock:
             manager = self._managers.get(key)
             if manager is None:
-                manager = self._managers[key] = self._new_manager(proxy, insecure)
+                manager = self._managers[key] = self._new_manager(origin.scheme, proxy, insecure)
             return manager
 
-    def _new_manager(self, proxy: str | None, insecure: bool) -> urllib3.PoolManager:
+    def _new_manager(self, scheme: str, proxy: str | None, insecure: bool) -> urllib3.PoolManager:
         live, lock = self._live, self._lock
 
         class Tracked(_StreamingMixin):
@@ -324,10 +324,12 @@ class Transport:
             "num_pools": 8,
             "maxsize": self._options.parallel + 2,
             "block": False,
-            "ssl_context": _tls_context(self._options.ca_bundle, insecure),
         }
-        if insecure:
-            settings["assert_hostname"] = False
+        if scheme == "https" or (proxy or "").startswith("https:"):
+            # Loading the system's certificates takes 40 ms; plain http has no use for them.
+            settings["ssl_context"] = _tls_context(self._options.ca_bundle, insecure)
+            if insecure:
+                settings["assert_hostname"] = False
         manager = urllib3.ProxyManager(proxy, **settings) if proxy else urllib3.PoolManager(**settings)
         manager.pool_classes_by_scheme = {"http": PlainPool, "https": SecurePool}
         return manager

@@ -245,7 +245,11 @@ class Upload:
                 return (yield from self._finished(descriptor))
 
     def _fits_one_request(self, size: int, session: _Session) -> bool:
-        if self._options.chunked or session.offset or not size:
+        if session.offset or not size:
+            return False
+        if session.rules.equal and size == 1:
+            return True  # as a chunk it would have first == last, which such stores refuse as empty
+        if self._options.chunked:
             return False
         return size <= min(self._largest_body, session.rules.largest)
 
@@ -495,8 +499,8 @@ class Upload:
             told = end
         if header is None:
             yield from self._note_quirk(Quirk.NO_RANGE)
-        if told is None:
-            told = end
+        if told is None or (told == 0 and end == 1):
+            told = end  # of a blob of one byte, "0-0" says all
         if not start < told <= end:
             # Behind, ahead or not moving: this answer and our bytes do not fit together; ask.
             failure = Failure(

@@ -102,4 +102,4 @@ class FileBlob:
         assert 0 <= start <= end <= self.descriptor.size
         file = self._path.open("rb", buffering=0)
         file.seek(start)
-        return file  # type: ignore[return-value]
+        return file
