@@ -374,4 +374,3 @@ def test_a_missing_dockerfile_or_context_is_named_with_its_line(tmp_path: Path) 
 def test_the_recipes_of_this_repository_load(name: str) -> None:
     recipe = load(name, Path(__file__).parents[2] / "images")
     assert recipe.tags
-    assert recipe.cuda.require
