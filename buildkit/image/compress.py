@@ -21,7 +21,7 @@ import re
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, runtime_checkable
@@ -244,16 +244,6 @@ class Compressor:
             tar_size=tar_size,
             diff_id=Digest("sha256", tar_hash.hexdigest()) if tar_hash else None,
         )
-
-    def map(self, codec: Codec, pieces: Iterable[bytes]) -> Iterable[Segment]:
-        """Segments for ``pieces``, in order, as many at once as there are threads. For planning by exact size."""
-        pending: list[Future[Segment]] = []
-        for piece in pieces:
-            pending.append(self._pool.submit(compress_segment, codec, piece))
-            if len(pending) > self.threads:
-                yield pending.pop(0).result()
-        for future in pending:
-            yield future.result()
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -59,8 +59,8 @@ class LayoutSource:
         self.layers = tuple(
             SourceLayer(
                 diff_id=diff_id,
-                blob=blob if keep_plain or _compressed(blob) else None,
-                tar_size=None if _compressed(blob) else blob.size,
+                blob=blob if keep_plain or is_compressed(blob) else None,
+                tar_size=None if is_compressed(blob) else blob.size,
             )
             for diff_id, blob in zip(config.diff_ids, manifest.layers, strict=True)
         )
@@ -133,7 +133,8 @@ class LayoutSource:
         return blob_range(self._files, descriptor, f"layer {index + 1}")
 
 
-def _compressed(layer: Descriptor) -> bool:
+def is_compressed(layer: Descriptor) -> bool:
+    """By its media type; foreign layers count as such, since nothing is done to them."""
     return layer.foreign or not layer.media_type.endswith(".tar")
 
 

@@ -26,6 +26,7 @@ from buildkit.engine import Engine, EngineImage
 from buildkit.errors import BuildkitError, EngineError, NotFoundError
 from buildkit.image.blobfile import storage_error
 from buildkit.image.compress import Readable, decompressed
+from buildkit.image.layout import is_compressed
 from buildkit.image.source import LayerStream, SourceLayer
 from buildkit.image.streams import VerifiedStream, distinct
 from buildkit.image.tarindex import Member, TarReader
@@ -77,6 +78,8 @@ class SaveSource:
         self.layers = tuple(SourceLayer(diff_id=diff_id) for diff_id in image.diff_ids)
         self._config: ImageConfig | None = None
         self._used = False
+        # By the digest under which a layout's blobs are stored: of a plain tar that is its diff_id.
+        self._stored = {diff_id: index for index, diff_id in enumerate(image.diff_ids)}
         if engine.info.containerd_store:
             self._scout()
 
@@ -139,12 +142,9 @@ class SaveSource:
 
     def _identify(self, member: Member, legacy: dict[str, int]) -> _Found | None:
         if match := _BLOB.fullmatch(member.name):
-            digest = Digest("sha256", match[1])
-            for index, layer in enumerate(self.layers):
-                if layer.blob is not None and layer.blob.digest == digest:
-                    return _Found(index=index, kind="blob")
-                if layer.blob is None and layer.diff_id == digest:
-                    return _Found(index=index, kind="tar")
+            index = self._stored.get(Digest("sha256", match[1]))
+            if index is not None:
+                return _Found(index=index, kind="tar" if self.layers[index].blob is None else "blob")
         elif match := _LEGACY_LAYER.fullmatch(member.name):
             if match[1] in legacy:
                 return _Found(index=legacy[match[1]], kind="tar")
@@ -198,13 +198,13 @@ class SaveSource:
                 raise NotFoundError(f"{self.name}: the engine's archive lacks the image's manifest or config")
         assert self._config is not None
         self.image_id = self._config.digest
-        compressed = all("+" in layer.media_type or layer.media_type.endswith("gzip") for layer in manifest.layers)
-        if compressed:
-            self.manifest = manifest
-            self.layers = tuple(
-                SourceLayer(diff_id=diff_id, blob=blob)
-                for diff_id, blob in zip(self._config.diff_ids, manifest.layers, strict=True)
-            )
+        self._stored = {blob.digest: index for index, blob in enumerate(manifest.layers)}
+        self.layers = tuple(
+            SourceLayer(diff_id=diff_id, blob=blob if is_compressed(blob) else None)
+            for diff_id, blob in zip(self._config.diff_ids, manifest.layers, strict=True)
+        )
+        # With a layer that has to be compressed first, the manifest is not the one that will be pushed.
+        self.manifest = manifest if all(layer.blob is not None for layer in self.layers) else None
 
     def _matching_manifest(self, config: ImageConfig) -> Manifest | None:
         for raw in self._documents:

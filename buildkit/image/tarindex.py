@@ -19,7 +19,7 @@ from buildkit.image.compress import Readable, ReadableInto
 BLOCK = 512
 MAX_EXTENSION = 2**20
 """Bytes of one extended header (PAX records, GNU long name) that are believed."""
-MAX_MEMBERS = 1_000_000
+MAX_MEMBERS = 100_000
 
 Kind = Literal["file", "link", "symlink", "dir", "other"]
 

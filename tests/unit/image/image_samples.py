@@ -143,25 +143,31 @@ def layout_members(
     image: Sample,
     *,
     compressed: bool,
+    plain: Sequence[int] = (),
     docker: bool = True,
     tag: str | None = "one",
     nested: bool = False,
     platform: Mapping[str, str] | None = None,
 ) -> list[tuple[str, bytes | str]]:
-    """A layout as members; ``compressed`` is containerd's store, plain layers are the graph drivers'."""
+    """A layout as members; ``compressed`` is containerd's store, plain layers are the graph drivers'.
+
+    Layers with an index in ``plain`` are plain in either.
+    """
     blobs: dict[str, bytes] = {}
 
     def put(data: bytes, media_type: str) -> dict[str, Any]:
         blobs[f"blobs/sha256/{sha(data)}"] = data
         return {"mediaType": OCI + media_type, "digest": f"sha256:{sha(data)}", "size": len(data)}
 
-    suffix = "layer.v1.tar+gzip" if compressed else "layer.v1.tar"
-    packed = [gzip.compress(layer, 1, mtime=0) if compressed else layer for layer in image.layers]
+    packs = [compressed and index not in plain for index in range(len(image.layers))]
+    packed = [
+        gzip.compress(layer, 1, mtime=0) if pack else layer for pack, layer in zip(packs, image.layers, strict=True)
+    ]
     manifest = {
         "schemaVersion": 2,
         "mediaType": OCI + "manifest.v1+json",
         "config": put(image.config, "config.v1+json"),
-        "layers": [put(data, suffix) for data in packed],
+        "layers": [put(data, "layer.v1.tar" + "+gzip" * pack) for pack, data in zip(packs, packed, strict=True)],
     }
     entry = put(compact(manifest), "manifest.v1+json")
     if platform:

@@ -94,9 +94,7 @@ def test_what_is_packed_unpacks_to_the_same(data: bytes, codec: Codec) -> None:
 def test_sizes_of_segments_add_up(codec: Codec) -> None:
     data = sample(10 * SMALL + 7)
     pieces = [data[i : i + SMALL] for i in range(0, len(data), SMALL)]
-    with Compressor(2) as compressor:
-        segments = list(compressor.map(codec, pieces))
-    assert [s.size for s in segments] == [compress_segment(codec, piece).size for piece in pieces]
+    segments = [compress_segment(codec, piece) for piece in pieces]
     assert sum(s.size for s in segments) + codec.overhead == len(compress_bytes(data, codec))
     joiner = Joiner(codec)
     joined = joiner.header() + b"".join(b"".join(joiner.add(s)) for s in segments) + joiner.trailer()

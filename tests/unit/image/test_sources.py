@@ -439,6 +439,26 @@ def test_containerd_s_store_is_passed_on_as_blobs() -> None:
                 expect(source, image)
 
 
+@pytest.mark.parametrize("plain", [(0, 2), (1,), (1, 3), (0, 1, 2, 3)])
+def test_plain_and_compressed_layers_may_be_mixed(plain: tuple[int, ...], tmp_path: Path, socket_path: Path) -> None:
+    image = sample()
+    members = layout_members(image, compressed=True, plain=plain)
+    manifest = json.loads(dict(members)["index.json"])["manifests"][0]["digest"].removeprefix("sha256:")
+    write_layout(tmp_path / "containerd" / "daemon" / "io.containerd.content.v1.content", members)
+    (tmp_path / "a.tar").write_bytes(tar_members(members))
+    with serving(FakeEngine(containerd=True, data_root=str(tmp_path)), unix=socket_path) as fake:
+        fake.add("sample:one", image, tar_members(members), identity=manifest)
+        for text, method in (
+            ("sample:one", "save"),
+            ("sample:one", "direct"),
+            (f"docker-archive:{tmp_path}/a.tar", "auto"),
+        ):
+            with open_source(text, engine_host=fake.host, method=method) as source:
+                assert [layer.blob is None for layer in source.layers] == [index in plain for index in range(4)]
+                assert source.manifest is None
+                expect(source, image)
+
+
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_save_stream_that_breaks_off_is_an_error(name: str) -> None:
     image = sample(size=200_000)
