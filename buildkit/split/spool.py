@@ -93,9 +93,16 @@ class Bin:
     def link(self, target: Path) -> bool:
         """Give the file a name; False where that cannot be done (another file system, or there is such a file)."""
         try:
-            os.link(f"/proc/self/fd/{self.handle}", target, follow_symlinks=True)
+            # By a folder's handle: only then does Python follow the link (linkat(2), AT_SYMLINK_FOLLOW).
+            folder = os.open("/proc/self/fd", os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
             return False
+        try:
+            os.link(str(self.handle), target, src_dir_fd=folder, follow_symlinks=True)
+        except OSError:
+            return False
+        finally:
+            os.close(folder)
         return True
 
     def close(self) -> None:
