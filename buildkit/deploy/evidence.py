@@ -32,7 +32,8 @@ class Evidence:
 
     ``digest`` is the manifest that was checked, ``verdicts`` the result of each step by name (``check``, ``smoke``),
     ``architectures`` the GPU targets that were proven (``sm_70``), ``known_bad`` the date of the list of bad revisions
-    that the image was held against, and ``origin`` says where this was read.
+    that the image was held against, ``revisions`` the source revision of each project in the image, by the project's
+    name, and ``origin`` says where this was read.
     """
 
     digest: Digest
@@ -42,7 +43,7 @@ class Evidence:
     reasons: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     architectures: tuple[str, ...] = ()
     known_bad: datetime | None = None
-    revision: str | None = None
+    revisions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     origin: str = ""
 
     @classmethod
@@ -50,7 +51,8 @@ class Evidence:
         """From the attached JSON::
 
             {"schema": "buildkit/evidence/1", "digest": "sha256:…", "platform": "linux/amd64",
-             "created": "2026-07-22T10:00:00Z", "architectures": ["sm_70"], "revision": "…",
+             "created": "2026-07-22T10:00:00Z", "architectures": ["sm_70"],
+             "revisions": {"attention.rs": "…"},
              "known_bad": "2026-07-20T00:00:00Z",
              "verdicts": {"check": {"verdict": "pass"}, "smoke": {"verdict": "not-run", "reason": "no GPU"}}}
 
@@ -68,7 +70,9 @@ class Evidence:
         architectures = document.get("architectures", [])
         if not isinstance(architectures, list) or not all(isinstance(a, str) for a in architectures):
             raise FormatError("architectures is not a list of names", where=where)
-        known_bad, revision = document.get("known_bad"), document.get("revision")
+        known_bad, revisions = document.get("known_bad"), document.get("revisions", {})
+        if not isinstance(revisions, dict) or not all(isinstance(r, str) for r in revisions.values()):
+            raise FormatError("revisions is not an object of names and commits", where=where)
         return cls(
             digest=digest,
             platform=platform,
@@ -77,7 +81,7 @@ class Evidence:
             reasons=reasons,
             architectures=tuple(architectures),
             known_bad=None if known_bad is None else _time(known_bad, f"{where}: known_bad"),
-            revision=revision if isinstance(revision, str) else None,
+            revisions=MappingProxyType(revisions),
             origin=where,
         )
 
@@ -89,7 +93,7 @@ class Evidence:
             "platform": str(self.platform),
             "created": self.created.astimezone(UTC).isoformat().replace("+00:00", "Z"),
             "architectures": list(self.architectures),
-            "revision": self.revision,
+            "revisions": dict(self.revisions),
             "known_bad": self.known_bad and self.known_bad.astimezone(UTC).isoformat().replace("+00:00", "Z"),
             "verdicts": {
                 name: {"verdict": verdict} | ({"reason": self.reasons[name]} if name in self.reasons else {})
@@ -108,12 +112,16 @@ class EvidenceReader(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidencePolicy:
-    """What evidence must say: the steps that must have passed, the GPU target, and how recent the bad list was."""
+    """What evidence must say: the steps that must have passed, the GPU target, and how recent the bad list was.
+
+    ``bad_revisions`` maps a commit to what is wrong with it: a revision that was listed after the image was checked.
+    """
 
     required: tuple[str, ...] = DEFAULT_REQUIRED
     architecture: str | None = "sm_70"
     platform: Platform = field(default_factory=Platform)
     known_bad: datetime | None = None
+    bad_revisions: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     allow_not_run: tuple[str, ...] = ()
 
 
@@ -156,6 +164,16 @@ def judge(evidence: Evidence | None, image: Digest | None, policy: EvidencePolic
                     rule="evidence-failed",
                     message=f"{step} was not run on the image{reason}",
                     remedy=f"run invoke {step} where it can run and attach its report",
+                )
+            )
+    for project, revision in evidence.revisions.items():
+        fault = policy.bad_revisions.get(revision)
+        if fault is not None:
+            found.append(
+                Objection(
+                    rule="evidence-failed",
+                    message=f"{project} {revision[:12]} is known to be bad: {fault}",
+                    remedy="do not run it; build from a revision that has the fix",
                 )
             )
     if policy.known_bad is not None and (evidence.known_bad is None or evidence.known_bad < policy.known_bad):

@@ -7,6 +7,7 @@ no code of the checkpoint is run, and a checkpoint that does not fill the model 
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 HEADS_FILE = "heads.json"
 """The side file of a checkpoint that names its classification heads; see ``read_heads``."""
@@ -167,8 +169,8 @@ class Model:
         """
         place = choose_device(device)
         kind = DTYPES[dtype or ("float32" if place.type == "cpu" else "float16")]
-        if not (path / "config.json").is_file():
-            raise ModelError(f"{path} is not a checkpoint: it has no config.json")
+        _check_folder(path)
+        transformers_logging.disable_progress_bar()
         try:
             config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
             if config.model_type not in FAMILIES:
@@ -333,6 +335,21 @@ class Model:
 
         best = torch.topk(scores, min(top, scores.shape[0])).indices.tolist() if top else []
         return Step(chosen=score(chosen), top=tuple(score(i) for i in best))
+
+
+def _check_folder(path: Path) -> None:
+    """Raises ModelError unless it is a folder with a config whose files this process may read.
+
+    A container's user is seldom the one that wrote the files, and safetensors calls a closed file a missing one.
+    """
+    try:
+        if not (path / "config.json").is_file():
+            raise ModelError(f"{path} is not a checkpoint: it has no config.json")
+        closed = sorted(f.name for f in path.iterdir() if not os.access(f, os.R_OK))
+    except OSError as error:
+        raise ModelError(f"{path}: user {os.getuid()}: {error.strerror}") from error
+    if closed:
+        raise ModelError(f"{path}: user {os.getuid()} may not read {', '.join(closed[:3])}")
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -104,7 +104,7 @@ def test_findings_in_a_rendering_point_at_the_source(tmp_path: Path) -> None:
         "    - name: a\n      image: git.example.org/a@sha256:" + "a" * 64 + "\n    - name: b\n      image: b:1\n"
     )
     for renderer in ("own", "auto"):
-        findings = check_manifests([tmp_path], renderer=renderer).findings  # type: ignore[arg-type]
+        findings = check_manifests([tmp_path], renderer=renderer).findings
         assert [(f.rule, Path(f.file).name, f.line, f.subject) for f in findings] == [
             ("image-by-tag", "app.yaml", 11, "Pod/x-p")
         ]

@@ -1,0 +1,157 @@
+"""A digest is written where it belongs and nothing else changes, only for an image whose evidence passes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buildkit.deploy.evidence import Evidence, EvidencePolicy, judge
+from buildkit.deploy.pin import edit, entry_of, pin
+from buildkit.errors import CheckFailedError, FormatError, UsageError
+from buildkit.model import Digest, Platform, Reference
+
+NEW = "git.example.org/team/app"
+DIGEST = Digest.parse("sha256:" + "b" * 64)
+IMAGE = Reference(registry="git.example.org", repository="team/app", tag="sm70", digest=DIGEST)
+GOOD = Evidence(
+    digest=DIGEST,
+    platform=Platform(),
+    created=datetime(2026, 7, 22, tzinfo=UTC),
+    verdicts={"check": "pass", "smoke": "pass"},
+    architectures=("sm_70",),
+    revisions={"attention.rs": "a97f519" + "0" * 33},
+    origin="test",
+)
+
+
+class Given:
+    def __init__(self, evidence: Evidence | None) -> None:
+        self.evidence = evidence
+
+    def read(self, image: Reference) -> Evidence | None:
+        return self.evidence
+
+
+def edited(text: str, name: str = "app") -> str:
+    return edit(text, name, new_name=NEW, digest=str(DIGEST), where="k.yaml")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("images:\n  - name: app\n", "images:\n  - name: app\n    newName: N\n    digest: D\n"),
+        ("images:\n- name: app # why\n  newTag: '1'\n", "images:\n- name: app # why\n  newName: N\n  digest: D\n"),
+        (
+            "# head\nimages:\n  # about\n  - digest: sha256:0  # old\n    name: app\n    newName: x\nresources: []\n",
+            "# head\nimages:\n  # about\n  - digest: D  # old\n    name: app\n    newName: N\nresources: []\n",
+        ),
+        ("images: [{name: app, newTag: a}]\n", "images: [{name: app, newName: N, digest: D}]\n"),
+        ("images: [{newTag: a, name: app}]\n", "images: [{ name: app, newName: N, digest: D}]\n"),
+        ("images:\n  - newTag: a\n    name: app\n", "images:\n  - name: app\n    newName: N\n    digest: D\n"),
+        ("images: [{name: b}]\n", "images: [{name: b}, {name: app, newName: N, digest: D}]\n"),
+        ("images: []\n", "images: [{name: app, newName: N, digest: D}]\n"),
+        (
+            "images:\n  - name: b\n    newTag: c\n\n# tail\nkind: x\n",
+            "images:\n  - name: b\n    newTag: c\n  - name: app\n    newName: N\n    digest: D\n\n# tail\nkind: x\n",
+        ),
+        ("resources: [x]", "resources: [x]\nimages:\n  - name: app\n    newName: N\n    digest: D\n"),
+        ("images:\n  - name: app", "images:\n  - name: app\n    newName: N\n    digest: D"),
+    ],
+)
+def test_only_the_entry_changes(before: str, after: str) -> None:
+    got = edited(before)
+    assert got == after.replace(": N", f": {NEW}").replace(": D", f": {DIGEST}")
+    assert edited(got) == got
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"name": st.sampled_from(["app", "b", "c"])},
+            optional={"newName": st.just("x/y"), "newTag": st.just("1"), "digest": st.just("sha256:0")},
+        ),
+        max_size=3,
+        unique_by=lambda e: e["name"],
+    ),
+    st.booleans(),
+)
+def test_every_kustomization_ends_up_pinned_and_otherwise_as_it_was(images: list[dict[str, str]], flow: bool) -> None:
+    document = {"namespace": "n", "images": images, "resources": ["a.yaml"]}
+    got = yaml.safe_load(edited(yaml.safe_dump(document, sort_keys=False, default_flow_style=flow)))
+    assert got["resources"] == ["a.yaml"]
+    assert {"name": "app", "newName": NEW, "digest": str(DIGEST)} in got["images"]
+    assert [e for e in got["images"] if e["name"] != "app"] == [e for e in images if e["name"] != "app"]
+
+
+@pytest.mark.parametrize("text", ["images: x\n", "[]\n", "images: [\n", "images: &a\n  - &b {name: app}\n  - *b\n"])
+def test_a_file_that_cannot_be_edited_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        edited(text)
+
+
+def test_a_pin_needs_evidence_that_passes(tmp_path: Path) -> None:
+    file = tmp_path / "kustomization.yaml"
+    file.write_text("images:\n  - name: app # kept\n    newTag: old\n")
+    policy = EvidencePolicy(bad_revisions={"f" * 40: "zeroes the key band"})
+    before = file.read_bytes()
+    for evidence, says in (
+        (None, "no evidence"),
+        (replace(GOOD, verdicts={"check": "pass", "smoke": "fail"}), "failed smoke"),
+        (replace(GOOD, verdicts={"check": "pass"}), "smoke was not run"),
+        (replace(GOOD, architectures=("sm_90",)), "the card needs sm_70"),
+        (replace(GOOD, digest=Digest.of(b"x")), "another image"),
+        (replace(GOOD, revisions={"attention.rs": "f" * 40}), "zeroes the key band"),
+    ):
+        with pytest.raises(CheckFailedError, match=says):
+            pin("app", IMAGE, folder=tmp_path, reader=Given(evidence), policy=policy)
+        assert file.read_bytes() == before
+    result = pin("app", IMAGE, folder=tmp_path, reader=Given(GOOD), policy=policy)
+    assert result.changed
+    assert result.before == {"name": "app", "newTag": "old"}
+    assert entry_of(tmp_path, "app") == {"name": "app", "newName": NEW, "digest": str(DIGEST)}
+    assert "# kept" in file.read_text()
+    assert json.loads(json.dumps(result.to_json()))["digest"] == str(DIGEST)
+    assert not pin("app", IMAGE, folder=tmp_path, reader=Given(GOOD), policy=policy).changed
+    assert [p.name for p in tmp_path.iterdir()] == ["kustomization.yaml"]
+    with pytest.raises(UsageError, match="no digest"):
+        pin("app", replace(IMAGE, digest=None), folder=tmp_path, reader=Given(GOOD), policy=policy)
+    with pytest.raises(UsageError, match=r"no kustomization"):
+        pin("app", IMAGE, folder=tmp_path / "none", reader=Given(GOOD), policy=policy)
+
+
+def test_not_run_can_be_allowed_by_name() -> None:
+    unrun = replace(GOOD, verdicts={"check": "pass", "smoke": "not-run"}, reasons={"smoke": "no GPU"})
+    assert "smoke was not run on the image: no GPU" in judge(unrun, DIGEST, EvidencePolicy())[0].message
+    assert judge(unrun, DIGEST, EvidencePolicy(allow_not_run=("smoke",))) == ()
+
+
+def test_evidence_reads_what_it_writes_and_refuses_the_rest() -> None:
+    raw = json.dumps(GOOD.to_json()).encode()
+    assert Evidence.parse(raw, where="test") == GOOD
+    good = json.loads(raw)
+    changes: tuple[dict[str, object], ...] = (
+        {"schema": "other"},
+        {"digest": "sha256:1"},
+        {"platform": "amd64"},
+        {"created": "yesterday"},
+        {"created": 5},
+        {"verdicts": []},
+        {"verdicts": {"check": {"verdict": "perhaps"}}},
+        {"verdicts": {"check": "pass"}},
+        {"architectures": "sm_70"},
+        {"revisions": {"a": 1}},
+        {"known_bad": "soon"},
+    )
+    for change in changes:
+        with pytest.raises(FormatError, match="test"):
+            Evidence.parse(json.dumps(good | change).encode(), where="test")
+    for broken in (b"", b"[]", b"{", b"\xff"):
+        with pytest.raises(FormatError):
+            Evidence.parse(broken, where="test")
