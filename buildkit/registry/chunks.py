@@ -10,9 +10,6 @@ from buildkit.units import format_size
 MAX_PARTS = 10_000
 """Parts of one multipart upload in S3 and R2."""
 
-SMALLEST = 64 * 2**10
-"""Below this no way through is worth looking for: a 5 GB layer would take 80,000 requests."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRules:

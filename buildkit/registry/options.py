@@ -35,7 +35,8 @@ class RegistryOptions:
     ``limit`` is the largest request body that the way to the registry lets through (None: none known); ``chunk_size``
     the size of one PATCH, kept at or below the limit. ``chunked`` sends all data by PATCH and closes with an empty
     PUT; without it a complete blob within the limit goes as one PUT. ``learn`` allows smaller chunks after a size
-    refusal, remembered per host, and probed upward again after ``probe_after``.
+    refusal, remembered per host, and probed upward again after ``probe_after``; below ``smallest_chunk`` no way
+    through is worth looking for (a 5 GB layer would take 80,000 requests of 64 KiB).
 
     Time-outs: ``connect_timeout`` for connection and TLS; ``silence_timeout`` for a body that no longer moves;
     ``answer_timeout`` from the end of a body to the answer; ``closing_timeout`` the same for the closing PUT, in which
@@ -51,6 +52,7 @@ class RegistryOptions:
     limit: int | None = EDGE_LIMITS["cloudflare-free"]
     chunked: bool = True
     learn: bool = True
+    smallest_chunk: int = 64 * 2**10
     parallel: int = 4
     connect_timeout: float = 15.0
     silence_timeout: float = 60.0

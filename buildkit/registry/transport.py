@@ -161,6 +161,9 @@ class Transport:
                 data = _read_capped(response, limit)
                 fields = _header_fields(response)
                 status = response.status
+                if not fields:
+                    # A connection that ends within the status line still parses; every real answer has a header.
+                    raise _Failed(Failure(kind="dropped", detail="the answer was cut off"), sent())
         except _Failed as failed:
             return Failure(
                 kind=failed.failure.kind,

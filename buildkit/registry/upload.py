@@ -546,7 +546,7 @@ class Upload:
         if not self._options.learn:
             error.hint = f"choose a smaller --chunk-size than {size}, or let the push learn the limit"
             raise error
-        if half < max(chunks.SMALLEST, smallest) and size > 2:
+        if half < max(self._options.smallest_chunk, smallest):
             at_least = f", the registry asks for at least {smallest}" if smallest > half else ""
             error.hint = f"chunks of {half} bytes would be next{at_least}: the way there allows too little"
             raise error

@@ -14,7 +14,7 @@ import re
 import threading
 from dataclasses import dataclass, field, replace
 from typing import Literal
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from buildkit.model import INDEX_TYPES, MANIFEST_TYPES
 

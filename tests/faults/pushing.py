@@ -31,6 +31,11 @@ REPOSITORY = "team/app"
 CHUNK = 1000
 
 
+OPTIONS = RegistryOptions(
+    chunk_size=CHUNK, smallest_chunk=100, connect_timeout=5, silence_timeout=5, answer_timeout=5, closing_timeout=5
+)
+
+
 def data_of(size: int, seed: int = 1) -> bytes:
     return Random(seed).randbytes(size)
 
@@ -55,7 +60,7 @@ def client_for(
     return RegistryClient(
         server.registry,
         credentials=FixedCredentials(server.registry, credential),
-        options=options or RegistryOptions(chunk_size=CHUNK, connect_timeout=5, silence_timeout=5, answer_timeout=5),
+        options=options or OPTIONS,
         clock=clock or FakeClock(),
         observer=recorder or Recorder(),
         state=state,
@@ -154,4 +159,15 @@ def _check_progress(pushed: Pushed) -> None:
             offsets[event.blob] = event.offset
 
 
-__all__ = ["CHUNK", "REPOSITORY", "Digest", "Pushed", "check", "client_for", "data_of", "push", "request_bound"]
+__all__ = [
+    "CHUNK",
+    "OPTIONS",
+    "REPOSITORY",
+    "Digest",
+    "Pushed",
+    "check",
+    "client_for",
+    "data_of",
+    "push",
+    "request_bound",
+]

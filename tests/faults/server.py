@@ -278,6 +278,14 @@ def _path(location: str) -> str:
     return parts.path + (f"?{parts.query}" if parts.query else "")
 
 
+def _without_port(location: str, host: str) -> str:
+    return f"http://{host.partition(':')[0]}{_path(location)}"
+
+
+def _elsewhere(location: str, host: str) -> str:
+    return f"http://localhost:{host.rpartition(':')[2]}{_path(location)}"
+
+
 def _stale(headers: dict[str, str], call: Call) -> None:
     if "Location" in headers and call.path.rstrip("/").rpartition("/")[2] != "uploads":
         headers["Location"] = call.path + (f"?{call.query}" if call.query else "")
@@ -285,6 +293,7 @@ def _stale(headers: dict[str, str], call: Call) -> None:
 
 HTML = {"Content-Type": "text/html", "Server": "cloudflare", "CF-RAY": "8f2a-FRA"}
 JSON = {"Content-Type": "application/json"}
+GZIP = {"Content-Encoding": "gzip"}
 
 
 def _page(status: int) -> bytes:
@@ -292,6 +301,7 @@ def _page(status: int) -> bytes:
 
 
 STATUSES = (400, 401, 403, 404, 408, 409, 416, 425, 429, 499, 500, 502, 503, 504, 520, 522, 524)
+LATE_STATUSES = (499, 500, 502, 504, 524)
 
 FAULTS: dict[str, Fault] = {
     fault.name: fault
@@ -300,10 +310,10 @@ FAULTS: dict[str, Fault] = {
         Fault(name="drop-within", when="within"),
         Fault(name="drop-after", when="after"),
         *(Fault(name=f"{s}-before", when="before", status=s, headers=HTML, body=_page(s)) for s in STATUSES),
-        *(Fault(name=f"{s}-after", when="after", status=s, headers=HTML, body=_page(s)) for s in (499, 500, 502, 504, 524)),
+        *(Fault(name=f"{s}-after", when="after", status=s, headers=HTML, body=_page(s)) for s in LATE_STATUSES),
         Fault(name="413-html", status=413, headers=HTML, body=HTML_413),
-        Fault(name="413-html-gzip", status=413, headers={**HTML, "Content-Encoding": "gzip"}, body=gzip.compress(HTML_413)),
-        Fault(name="413-json", status=413, headers=JSON, body=b'{"errors":[{"code":"SIZE_INVALID","message":"too big"}]}'),
+        Fault(name="413-html-gzip", status=413, headers=HTML | GZIP, body=gzip.compress(HTML_413)),
+        Fault(name="413-json", status=413, headers=JSON, body=b'{"errors":[{"code":"SIZE_INVALID"}]}'),
         Fault(name="413-empty", status=413),
         Fault(name="400-json", status=400, headers=JSON, body=b'{"errors":[{"code":"BLOB_UPLOAD_INVALID"}]}'),
         Fault(name="429-retry-after", status=429, headers={"Retry-After": "7"}),
@@ -320,8 +330,8 @@ FAULTS: dict[str, Fault] = {
         Fault(name="range-garbage", rewrite=_set(Range="bytes=a-b;" + "9" * 50)),
         Fault(name="location-relative", rewrite=_location(lambda value, host: _path(value))),
         Fault(name="location-https", rewrite=_location(lambda value, host: f"https://{host}{_path(value)}")),
-        Fault(name="location-no-port", rewrite=_location(lambda value, host: f"http://{host.partition(':')[0]}{_path(value)}")),
-        Fault(name="location-other-host", rewrite=_location(lambda value, host: f"http://localhost:{host.rpartition(':')[2]}{_path(value)}")),
+        Fault(name="location-no-port", rewrite=_location(_without_port)),
+        Fault(name="location-other-host", rewrite=_location(_elsewhere)),
         Fault(name="location-missing", rewrite=_set(Location=None)),
         Fault(name="location-garbage", rewrite=_set(Location="http://[::1:bad/\x7f")),
         Fault(name="slow", slow=True),
