@@ -74,7 +74,7 @@ def up(folder: Path, options: StackOptions, *, install: bool = False, say: Say =
         if options.builder:
             programs += ["docker", "debootstrap"]
         packages.require(programs, install=install, say=say)
-        state = replace(before, edge_limit=options.edge_limit, runtime=_runtime(before, folder))
+        state = replace(before, edge_limit=options.edge_limit)
         started: list[ComponentName] = []
         try:
             ours = state.components.get("engine")
@@ -111,8 +111,15 @@ def down(folder: Path, *, purge: bool = False, say: Say = _silent) -> StackState
         for name in ("edge", "registry", "engine"):
             state = _stop(state, name, say)
             save(state)
+        if state.runtime is not None:
+            _remove([state.runtime])
+            state = replace(state, runtime=None)
+            save(state)
         if purge:
-            _purge(state, say)
+            say(f"removing the stack's data in {folder}")
+            _remove([folder / name for name in _OURS])
+            with contextlib.suppress(OSError):  # not empty: what else is there is not ours
+                folder.rmdir()
     return state
 
 
@@ -155,8 +162,8 @@ def _start_engine(state: StackState, started: list[ComponentName], say: Say) -> 
             "no Docker engine answers, and only root can start one",
             hint="run as root, or set DOCKER_HOST to an engine that runs",
         )
-    runtime = state.runtime
-    assert runtime is not None
+    runtime = _runtime(state)
+    state = replace(state, runtime=runtime)
     socket = runtime / "docker.sock"
     log = state.folder / "log" / "engine.log"
     failure: BuildkitError | None = None
@@ -221,8 +228,7 @@ def _up_edge(state: StackState, options: StackOptions, started: list[ComponentNa
     config = state.folder / "nginx.conf"
     program = find_program("nginx")
     assert program is not None
-    assert state.runtime is not None
-    pid_file = state.runtime / "nginx.pid"
+    pid_file = folder / "nginx.pid"
     upstream = int(state.registry.rpartition(":")[2])
     user = (pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(os.getegid()).gr_name) if os.geteuid() == 0 else None
     environment = {k: v for k, v in os.environ.items() if k != "NGINX"}  # nginx takes sockets over by it
@@ -398,6 +404,8 @@ def _stop(state: StackState, name: ComponentName, say: Say) -> StackState:
             say(f"{name}: did not end when asked to and was killed")
         if name == "engine" and state.runtime is not None and not (was_alive and polite):
             _end_orphans(state.runtime, say)
+        if name == "engine":
+            _unmount(state.folder / "engine")
     return state.with_component(replace(component, process=None, condition="stopped"))
 
 
@@ -419,30 +427,28 @@ _OURS = (
 """Everything that a stack puts into its folder."""
 
 
-def _purge(state: StackState, say: Say) -> None:
-    """Remove what the stack has put into its folder, mounts first, and the folder itself if nothing else is in it."""
-    umount = find_program("umount")
-    places = [state.folder / name for name in _OURS]
-    if state.runtime is not None and not state.runtime.is_relative_to(state.folder):
-        places.insert(0, state.runtime)
+def _remove(places: list[Path]) -> None:
+    """Remove files and folders that the stack has made, after what is mounted there. Missing ones are fine."""
     for place in places:
-        for point in _mounts_under(place):
-            if umount is not None:
-                subprocess.run([umount, "-l", str(point)], check=False, capture_output=True, timeout=30)
+        _unmount(place)
         left = _mounts_under(place)
         if left:
             raise StorageError(f"{left[0]}: is still mounted, so {place} is not removed")
-    say(f"removing the stack's data in {state.folder}")
-    try:
-        for place in places:
+        try:
             if place.is_dir() and not place.is_symlink():
                 shutil.rmtree(place)
             else:
                 place.unlink(missing_ok=True)
-    except OSError as error:
-        raise StorageError(f"{error.filename or state.folder}: cannot be removed: {error.strerror}") from error
-    with contextlib.suppress(OSError):  # not empty: what else is there is not ours
-        state.folder.rmdir()
+        except OSError as error:
+            raise StorageError(f"{error.filename or place}: cannot be removed: {error.strerror}") from error
+
+
+def _unmount(place: Path) -> None:
+    """Undo the mounts that the engine leaves behind: its data root is one; killed containers have more."""
+    umount = find_program("umount")
+    for point in _mounts_under(place):
+        if umount is not None:
+            subprocess.run([umount, "-l", str(point)], check=False, capture_output=True, timeout=30)
 
 
 def _mounts_under(folder: Path) -> tuple[Path, ...]:
@@ -474,12 +480,11 @@ def _locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _runtime(state: StackState, folder: Path) -> Path:
-    """Where sockets and pid files lie: in the data folder, or in a temporary one where that path is too long."""
-    runtime = state.runtime
-    if runtime is not None and _private(runtime):
-        return runtime
-    runtime = folder / "run"
+def _runtime(state: StackState) -> Path:
+    """Where the engine's sockets lie: in the data folder, or in a temporary one where that path is too long."""
+    if state.runtime is not None and _private(state.runtime):
+        return state.runtime
+    runtime = state.folder / "run"
     try:
         if len(os.fsencode(runtime)) <= _LONGEST_FOLDER:
             runtime.mkdir(mode=0o700, exist_ok=True)

@@ -61,7 +61,7 @@ _NOTHING: Mapping[ComponentName, Component] = MappingProxyType({})
 class StackState:
     """The stack as it is: its data folder, its edge's limit in bytes, its components by name in the order of start.
 
-    ``runtime`` holds sockets and pid files, whose paths must be short.
+    ``runtime`` holds the engine's sockets, whose paths must be short.
     """
 
     folder: Path
