@@ -21,6 +21,7 @@ from filelock import Timeout
 
 from buildkit.errors import (
     BuildkitError,
+    CancelledError,
     DigestMismatchError,
     ProtocolError,
     UnreachableError,
@@ -58,6 +59,7 @@ from buildkit.registry.steps import (
     Pause,
     Reply,
     Request,
+    Step,
     Steps,
     Tell,
     Window,
@@ -411,32 +413,18 @@ class RegistryClient:
 
     def _run(self, steps: Steps[T], blob: Blob | None = None, entry: JournalEntry | None = None) -> T:
         """Carry a machine's steps out until it returns. The only place that sends, sleeps, waits and writes."""
-        reply: Reply = None
         try:
             step = next(steps)
             while True:
                 self._cancel.check()
-                match step:
-                    case Request():
-                        reply = self._send(step, blob)
-                    case Pause():
-                        self._clock.sleep(step.seconds, self._cancel)
-                        reply = None
-                    case AwaitBlob():
-                        assert blob is not None
-                        reply = blob.state()
-                        while reply.available < step.available and not reply.ended:
-                            self._cancel.check()
-                            reply = blob.wait(step.available, _POLL)
-                    case Tell():
-                        self._observer.notify(step.event)
-                        reply = None
-                    case Note():
-                        self._note(step, blob, entry)
-                        reply = None
-                    case LimitLearned():
-                        self._learn(step, blob)
-                        reply = None
+                try:
+                    reply = self._carry_out(step, blob, entry)
+                except CancelledError:
+                    raise
+                except BuildkitError as error:
+                    # The machine may have something to tidy up: a session that no later run can use.
+                    step = steps.throw(error)
+                    continue
                 self._cancel.check()
                 step = steps.send(reply)
         except StopIteration as stop:
@@ -444,6 +432,27 @@ class RegistryClient:
             return value
         finally:
             steps.close()
+
+    def _carry_out(self, step: Step, blob: Blob | None, entry: JournalEntry | None) -> Reply:
+        match step:
+            case Request():
+                return self._send(step, blob)
+            case Pause():
+                self._clock.sleep(step.seconds, self._cancel)
+            case AwaitBlob():
+                assert blob is not None
+                state = blob.state()
+                while state.available < step.available and not state.ended:
+                    self._cancel.check()
+                    state = blob.wait(step.available, _POLL)
+                return state
+            case Tell():
+                self._observer.notify(step.event)
+            case Note():
+                self._note(step, blob, entry)
+            case LimitLearned():
+                self._learn(step, blob)
+        return None
 
     def _send(self, request: Request, blob: Blob | None) -> Answer | Failure:
         """One request, with what authentication adds: a token before, and one replay after a 401."""

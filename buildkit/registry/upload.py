@@ -12,6 +12,7 @@ All three draw on one budget, which only bytes that were never acknowledged befo
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from random import Random
 
@@ -523,13 +524,14 @@ class Upload:
             yield LimitLearned(accepted=self._chunk, refused=self._refused)
         if seconds > 0:
             session.pace = int(sent / seconds * self._options.chunk_seconds)
+        # Noted before it is told: what a user has seen is never lost.
+        if session.offset != total:
+            yield Note(point=ResumePoint(location=session.location, offset=session.offset, chunk=session.rules.size))
         yield Tell(
             event=BytesAcknowledged(
                 blob=self._plan.label, offset=session.offset, size=total, sent=sent, seconds=seconds
             )
         )
-        if session.offset != total:
-            yield Note(point=ResumePoint(location=session.location, offset=session.offset, chunk=session.rules.size))
 
     def _shrink(self, request: Request, answer: Answer) -> Steps[None]:
         """A body was refused for its size: half of it, in a fresh session. Raises where that cannot help."""
@@ -755,7 +757,8 @@ class Upload:
         """Leave nothing behind that no later run can use; keep the session where the next run may go on."""
         resumable = isinstance(error, RegistryError) and not isinstance(error, SizeRefusedError | ProtocolError)
         if not resumable and self._session is not None:
-            yield from self._delete_session()
+            with contextlib.suppress(BuildkitError):
+                yield from self._delete_session()
             yield Note(point=None)
 
     def _skipped(self, descriptor: Descriptor, outcome: Outcome) -> Steps[UploadReport]:

@@ -158,6 +158,10 @@ class RegistryModel:
         with self._lock:
             self._tokens = dict.fromkeys(self._tokens, 0)
 
+    def session_data(self) -> list[bytes]:
+        with self._lock:
+            return [bytes(session.data) for session in self._sessions.values()]
+
     @property
     def open_sessions(self) -> int:
         return len(self._sessions)

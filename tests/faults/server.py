@@ -202,7 +202,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._reset()
         else:
             # The rest of the body stays unread, as with an edge that has seen enough.
-            self._answer(Result(status=fault.status, headers=dict(fault.headers), body=fault.body), close=read > 0)
+            lies = {"content-length", "transfer-encoding", "connection"} & {name.lower() for name in fault.headers}
+            answer = Result(status=fault.status, headers=dict(fault.headers), body=fault.body)
+            self._answer(answer, close=read > 0 or bool(lies))
 
     def _reset(self) -> None:
         """End the connection with RST, as a crashing proxy does."""
