@@ -34,7 +34,6 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stat:
-    state: str
     parent: int
     session: int
     started: int
@@ -82,19 +81,16 @@ def spawn(arguments: Sequence[str], *, log: Path, environment: Mapping[str, str]
 def alive(process: Process) -> bool:
     """Whether exactly this process still runs. A dead child of ours is taken off the process table."""
     _reap(process.pid)
-    stat = _stat(process.pid)
-    return stat is not None and stat.state not in "ZX" and _same(process, stat)
+    with _handle(process) as handle:
+        return handle is not None
 
 
 def wait(process: Process, seconds: float) -> bool:
     """Wait until ``process`` has ended, at most ``seconds``. Returns whether it has."""
     with _handle(process) as handle:
-        if handle is None:
-            return True
-        poll = select.poll()
-        poll.register(handle, select.POLLIN)  # readable once the process has ended: pidfd_open(2)
-        poll.poll(max(0.0, seconds) * 1000)
-    return not alive(process)
+        ended = handle is None or _ended(handle, max(0.0, seconds))
+    _reap(process.pid)
+    return ended
 
 
 def send(process: Process, number: signal.Signals) -> bool:
@@ -136,11 +132,12 @@ def session_members(leader: Process) -> tuple[Process, ...]:
     at_number = _stat(leader.pid)
     if at_number is not None and not _same(leader, at_number):
         return ()
-    return tuple(
+    members = (
         Process(pid=pid, started=stat.started, boot=leader.boot)
         for pid, stat in _processes()
-        if stat.session == leader.pid and pid != leader.pid and stat.state not in "ZX"
+        if stat.session == leader.pid and pid != leader.pid
     )
+    return tuple(member for member in members if alive(member))
 
 
 def listens(leader: Process, port: int) -> bool:
@@ -205,9 +202,21 @@ def _handle(process: Process) -> Iterator[int | None]:
         yield None
         return
     try:
-        yield handle if alive(process) else None
+        stat = _stat(process.pid)
+        yield handle if stat is not None and _same(process, stat) and not _ended(handle, 0) else None
     finally:
         os.close(handle)
+
+
+def _ended(handle: int, seconds: float) -> bool:
+    """Whether all threads behind a pidfd have ended, after waiting for it at most ``seconds`` (pidfd_open(2)).
+
+    The state in ``/proc/PID/stat`` is that of the first thread alone: it can be a zombie while others still hold files
+    and listening sockets open.
+    """
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 def _same(process: Process, stat: _Stat) -> bool:
@@ -226,9 +235,7 @@ def _stat(pid: int) -> _Stat | None:
         return None
     # The program's name stands in parentheses and may hold any byte: count from the last one.
     fields = text[text.rindex(b")") + 2 :].split()
-    return _Stat(
-        state=fields[0].decode("ascii"), parent=int(fields[1]), session=int(fields[3]), started=int(fields[19])
-    )
+    return _Stat(parent=int(fields[1]), session=int(fields[3]), started=int(fields[19]))
 
 
 def _processes() -> Iterator[tuple[int, _Stat]]:

@@ -184,6 +184,25 @@ def test_a_program_that_does_not_listen_is_killed_after_the_grace(tmp_path: Path
     assert not process.alive(stubborn)
 
 
+def test_a_program_whose_first_thread_has_ended_is_alive_while_others_hold_its_files(tmp_path: Path) -> None:
+    leaderless = sleeper(
+        tmp_path,
+        "import ctypes, platform, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(1000,)).start()\n"
+        "print('up', flush=True)\n"
+        "ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[platform.machine()], 0)  # exit(2), this thread only",
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while ") Z " not in Path(f"/proc/{leaderless.pid}/stat").read_text():
+            assert time.monotonic() < deadline
+        assert process.alive(leaderless)
+        assert not process.wait(leaderless, 0)
+    finally:
+        process.stop(leaderless, grace=10)
+    assert not process.alive(leaderless)
+
+
 def test_what_a_killed_program_leaves_behind_is_found_and_ended(tmp_path: Path) -> None:
     leader = sleeper(
         tmp_path,
