@@ -279,7 +279,7 @@ def _made(name: str, size: tuple[int, ...], shape: DecoderShape, seed: int, how:
 
 def _conv(x: Array, draw: Array, gdn: GdnShape, how: Make) -> Array:
     width = x.shape[-1]
-    out = x / width**0.5
+    out: Array = x / np.sqrt(width)
     bands = gdn.bands()
     for band in ("q", "k"):
         # which channels are loud: those with the largest of a band's random numbers

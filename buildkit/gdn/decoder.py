@@ -7,7 +7,8 @@ T tokens of one sequence, H hidden size, A attention heads, N key/value heads, E
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -190,15 +191,40 @@ def _rotate(x: Array, rotation: tuple[Array, Array]) -> Array:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """The answer to a prompt: ``tokens``, the ``logits`` [len(tokens), vocabulary] that each was chosen from, the state
-    after the last token that was fed, and the largest absolute GDN output and state before each token."""
+class Choice:
+    """One place of an answer: the ``token`` taken, the ``logits`` [vocabulary] that it was taken from, the state that
+    they came from, and the largest absolute GDN output and recurrent state of this sequence until then."""
 
-    tokens: tuple[int, ...]
+    token: int
     logits: Array
     state: DecoderState
-    largest_output: tuple[float, ...]
-    largest_state: tuple[float, ...]
+    largest_output: float
+    largest_state: float
+
+
+def choices(
+    model: Decoder,
+    prompt: Sequence[int],
+    *,
+    given: Sequence[int] = (),
+    stale: DecoderState | None = None,
+    fault: Fault | None = None,
+) -> Iterator[Choice]:
+    """The answer to ``prompt``, token by token and without end: those in ``given``, and then always the most likely.
+
+    With tokens given, the logits are what this model would have chosen from in the place of whoever chose. A token is
+    fed when the next one is asked for.
+    """
+    step = forward(model, prompt, fresh_state(model.shape, stale), fault)
+    output = state = 0.0
+    for number in itertools.count():
+        logits = step.logits[-1]
+        output = max([output, *(float(np.max(np.abs(trace.o))) for trace in step.traces)])
+        states = (layer.recurrent for layer in step.state.layers if isinstance(layer, GdnState))
+        state = max([state, *(float(np.max(np.abs(recurrent))) for recurrent in states)])
+        token = given[number] if number < len(given) else int(np.argmax(logits))
+        yield Choice(token=token, logits=logits, state=step.state, largest_output=output, largest_state=state)
+        step = forward(model, [token], step.state, fault)
 
 
 def complete(
@@ -209,29 +235,6 @@ def complete(
     given: Sequence[int] = (),
     stale: DecoderState | None = None,
     fault: Fault | None = None,
-) -> Completion:
-    """``count`` tokens after ``prompt``: those in ``given``, and then always the most likely one.
-
-    With all of them given, the logits are what this model would have chosen from in the place of whoever chose. The
-    last token is not fed any more, as in a server that stops there.
-    """
-    step = forward(model, prompt, fresh_state(model.shape, stale), fault)
-    tokens: list[int] = []
-    logits, outputs, states = [], [], []
-    while True:
-        logits.append(step.logits[-1])
-        outputs.append(max((float(np.max(np.abs(trace.o))) for trace in step.traces), default=0.0))
-        states.append(
-            max((float(np.max(np.abs(s.recurrent))) for s in step.state.layers if isinstance(s, GdnState)), default=0.0)
-        )
-        tokens.append(given[len(tokens)] if len(tokens) < len(given) else int(np.argmax(logits[-1])))
-        if len(tokens) == count:
-            break
-        step = forward(model, tokens[-1:], step.state, fault)
-    return Completion(
-        tokens=tuple(tokens),
-        logits=np.stack(logits),
-        state=step.state,
-        largest_output=tuple(np.maximum.accumulate(outputs).tolist()),
-        largest_state=tuple(np.maximum.accumulate(states).tolist()),
-    )
+) -> tuple[Choice, ...]:
+    """The first ``count`` of ``choices``. The last token is not fed any more, as in a server that stops there."""
+    return tuple(itertools.islice(choices(model, prompt, given=given, stale=stale, fault=fault), count))

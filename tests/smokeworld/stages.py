@@ -28,9 +28,10 @@ def ours(configuration: Configuration) -> tuple[dict[str, Array], tuple[int, ...
     """Every stage by name (``prompt.layer.stage``, ``decode.layer.stage``, logits), and the greedy tokens."""
     model = make(configuration.shape, configuration.number, configuration.how)
     done = complete(model, configuration.prompt, DECODED)
+    tokens = tuple(choice.token for choice in done)
     prompt = forward(model, configuration.prompt)
     last = prompt
-    for token in done.tokens[:-1]:
+    for token in tokens[:-1]:
         last = forward(model, [token], last.state)
     out: dict[str, Array] = {}
     linear = [number for number, kind in enumerate(configuration.shape.layers) if kind == "linear_attention"]
@@ -38,8 +39,8 @@ def ours(configuration: Configuration) -> tuple[dict[str, Array], tuple[int, ...
         for number, trace in zip(linear, step.traces, strict=True):
             out |= {f"{name}.{number}.{stage}": value for stage, value in _stages(trace).items()}
         out[f"{name}.logits"] = step.logits
-    assert np.array_equal(last.logits[-1], done.logits[-1])
-    return out, done.tokens
+    assert np.array_equal(last.logits[-1], done[-1].logits)
+    return out, tokens
 
 
 def _stages(trace: GdnTrace) -> dict[str, Array]:

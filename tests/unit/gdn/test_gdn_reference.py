@@ -143,9 +143,9 @@ def test_decoding_one_by_one_is_a_prompt_with_the_same_tokens(shape: GdnShape, t
     model = model_of(shape, seed)
     ids = np.random.default_rng(seed).integers(0, 11, tokens).tolist()
     done = complete(model, ids, 4)
-    whole = forward(model, [*ids, *done.tokens])
-    assert close(done.logits, whole.logits[tokens - 1 : -1])
-    assert done.tokens == tuple(int(row.argmax()) for row in done.logits)
+    whole = forward(model, [*ids, *(choice.token for choice in done)])
+    assert close(np.stack([choice.logits for choice in done]), whole.logits[tokens - 1 : -1])
+    assert all(choice.token == int(choice.logits.argmax()) for choice in done)
 
 
 @given(SHAPES, SEEDS)
