@@ -54,7 +54,7 @@ class _Check:
 
     def _complete(self) -> Iterator[str]:
         for number, part in enumerate(self._parts):
-            if not part.atoms:
+            if not part.atoms and len(self._inv):
                 yield f"part {number} is empty"
             for atom in part.atoms:
                 for e in self._atoms.entries(atom):

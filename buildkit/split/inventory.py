@@ -28,7 +28,7 @@ NONE = 0xFFFFFFFF
 MAX_PATH = 4096
 """Bytes of a path; Linux's PATH_MAX."""
 MAX_ENTRIES = 10**7
-MAX_DIRECTORY_NAMES = 2**28
+MAX_DIRECTORY_NAMES = 2**27
 """Bytes of all directories' paths. A small tar with absurdly deep paths would name far more than it holds."""
 
 Keys = npt.NDArray[np.uint64]

@@ -108,7 +108,8 @@ class Atoms:
 def plan(inventory: Inventory, atoms: Atoms, bonds: Bonds, budget: Budget, sizes: Sizes) -> tuple[Part, ...]:
     """The parts, lowest first. Depends on the arguments alone; linear in the number of entries."""
     if not len(atoms):
-        return ()
+        # A tar without entries stays a layer.
+        return (Part(atoms=(), carried=(), global_headers=0, size=budget.overhead, indivisible=False),)
     groups, pinned = clusters(atoms, bonds)
     packing = Packing(inventory, atoms, budget, sizes, bonds.needs)
     if budget.overhead + sum(sizes.atoms) <= budget.limit:

@@ -363,9 +363,11 @@ class _Split:
                     diff_id=new.layer.diff_id,
                 )
             )
-        if len(parts) <= 1 and stream.kind == "blob" and self.source.random_access:
+        blob = stream.layer.blob
+        if len(parts) == 1 and parts[0].indivisible and blob is not None and self.source.random_access:
             # There was nothing to divide: the source's own blob is as good, and keeps its digest.
             layers = list(self._pass_on(stream.index, stream.layer).layers)
+            reports = [replace(reports[0], size=blob.size, digest=blob.digest, diff_id=stream.layer.diff_id)]
         return _Outcome(
             layers=tuple(layers),
             report=LayerReport(

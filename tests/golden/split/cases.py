@@ -10,9 +10,10 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from buildkit.split.flatten import Node
 from golden.split import tars
 from golden.split.tars import directory, file, gnu_long, gnu_sparse, hardlink, header, pax, symlink, tar
+
+from buildkit.split.flatten import Node
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,8 @@ import io
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from golden.split.cases import CASES, Case
+from golden.split.sources import TarsSource
 
 from buildkit.image.compress import DEFAULT_CODEC, compress_segment
 from buildkit.image.tarspan import TRAILER
@@ -16,8 +18,6 @@ from buildkit.split.measure import measure
 from buildkit.split.planner import Budget, plan, recut
 from buildkit.split.rewrite import SplitOptions, split_image
 from buildkit.split.spool import Spool
-from golden.split.cases import CASES, Case
-from golden.split.sources import TarsSource
 
 LIMITS = (1024, 2048, 7_000, 20_000)
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
