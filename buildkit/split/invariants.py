@@ -28,9 +28,7 @@ def check_plan(
 
 
 class _Check:
-    def __init__(
-        self, inventory: Inventory, atoms: Atoms, parts: Sequence[Part], budget: Budget, sizes: Sizes
-    ) -> None:
+    def __init__(self, inventory: Inventory, atoms: Atoms, parts: Sequence[Part], budget: Budget, sizes: Sizes) -> None:
         self._inv = inventory
         self._atoms = atoms
         self._parts = parts
@@ -159,7 +157,8 @@ class _Check:
                 hidden = (directory + b"/" if directory else b"") + base[len(WHITEOUT) :]
                 join([e, *self._by_name.get(hidden, ())])
         # What symbolic links bind beyond names is not worked out here: one such entry excuses the part.
-        if any(self._inv.kind[o] != DIRECTORY for e in entries for p in _above(self._names[e]) for o in self._at(p)):
+        paths = {above for name in {self._names[e] for e in entries} | set(targets) for above in _above(name)}
+        if any(self._inv.kind[other] != DIRECTORY for path in paths for other in self._at(path)):
             return True
         return len({root(e) for e in entries}) == 1
 
