@@ -32,6 +32,8 @@ _PF_X, _PF_W = 1, 2
 _HEAD = struct.Struct("<IHHQ")
 _ENTRY = struct.Struct("<HHIQ")
 _NEED = 16 + 16
+_CACHE = 8192
+_FLUSH = 1 << 20
 _CARRY = len(fatbin.NEEDLE) - 1
 
 
@@ -57,6 +59,8 @@ class Spool:
         self._payload_holes: list[tuple[int, int]] = []
         self._code: list[tuple[int, int]] = []
         self._touched: int | None = None
+        self._buffer = bytearray()  # the end of the store, not written yet
+        self._cached = (0, b"")  # offset and bytes that were read last
         self._carry = b""
         self._skip = 0  # bytes of a payload still to come
         self._ends = 0  # of the fatbin that is passing by
@@ -81,11 +85,27 @@ class Spool:
         if self._carry:
             self._store(self._size - len(self._carry), self._carry)
             self._carry = b""
+        self._flush()
 
     def read(self, offset: int, size: int, /) -> bytes:
         if offset < 0 or size <= 0 or offset >= self._size:
             return b""
         size = min(size, self._size - offset)
+        at, cached = self._cached
+        if at <= offset and offset + size <= at + len(cached):
+            return cached[offset - at : offset - at + size]
+        if size >= _CACHE:
+            return self._read(offset, size)
+        # Headers are read in small pieces, one close to the other.
+        cached = self._read(offset, min(_CACHE, self._size - offset, self._code_from(offset, size) - offset))
+        self._cached = (offset, cached)
+        return cached[:size]
+
+    def _code_from(self, offset: int, size: int) -> int:
+        """Where the next segment of machine code begins: reading ahead must not touch it."""
+        return min((start for start, _ in self._code if start >= offset + size), default=self._size)
+
+    def _read(self, offset: int, size: int) -> bytes:
         for start, end in self._code:
             if offset < end and offset + size > start and self._touched is None:
                 self._touched = max(offset, start)
@@ -206,24 +226,31 @@ class Spool:
     def _write(self, offset: int, data: bytes) -> None:
         if not data:
             return
-        view = memoryview(data)
+        self._buffer += data
+        if self._extents and self._extents[-1][0] + self._extents[-1][2] == offset:
+            at, stored, length = self._extents[-1]
+            self._extents[-1] = (at, stored, length + len(data))
+        else:
+            self._starts.append(offset)
+            self._extents.append((offset, self._stored, len(data)))
+        self._stored += len(data)
+        if len(self._buffer) >= _FLUSH:
+            self._flush()
+
+    def _flush(self) -> None:
+        view = memoryview(self._buffer)
+        at = self._stored - len(view)
         try:
-            done = 0
-            while done < len(view):
-                done += os.pwrite(self._fd, view[done:], self._stored + done)
+            while view:
+                done = os.pwrite(self._fd, view, at)
+                view, at = view[done:], at + done
         except OSError as error:
             raise StorageError(
                 f"no room for the file being checked: {error.strerror}", hint="set TMPDIR to a folder with room"
             ) from error
-        if self._extents:
-            at, stored, length = self._extents[-1]
-            if at + length == offset:
-                self._extents[-1] = (at, stored, length + len(data))
-                self._stored += len(data)
-                return
-        self._starts.append(offset)
-        self._extents.append((offset, self._stored, len(data)))
-        self._stored += len(data)
+        finally:
+            view.release()
+        self._buffer = bytearray()
 
 
 def _pure_code(head: bytes) -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ from typing import BinaryIO, Protocol
 
 from isal import isal_zlib
 
-from buildkit.check.readahead import STEP, ReadAhead
+from buildkit.check.readahead import ReadAhead
 from buildkit.check.spool import Spool
 from buildkit.check.tree import TEXT_BUDGET, File, Tree, Want, examine, is_text_of_interest, with_problems
 from buildkit.cuda import ptx
@@ -35,6 +35,8 @@ from buildkit.image.streams import tar_of
 Progress = Callable[[int], object]
 """Told how many more bytes have been read."""
 
+STEP = 1 << 20
+"""Bytes asked for at once; files larger than that are worth a thread that decompresses them."""
 _WHITEOUT = b".wh."
 _OPAQUE = b".wh..wh..opq"
 _LINKS = (tarspan.HARDLINK, tarspan.SYMLINK)
@@ -216,13 +218,12 @@ def _walk_layer(content: Readable, layer: int, want: Want, spool: Spool, found: 
                 link = posixpath.join("/", link)
             item = File(path=path, layer=layer, link=link)
         elif entry.kind in _FILES and not found.is_hidden(path, layer):
-            mode = tarspan.attributes(entry).mode
-            sparse = bool(tarspan.attributes(entry).sparse)
+            attributes = tarspan.attributes(entry)
             data = _Entry(reader, entry.size)
-            if sparse:
+            if attributes.sparse:
                 item = _sparse(data, path, layer, entry.size, found)
             else:
-                item = _examine_stream(data, path, entry.size, layer, mode, want, spool, found.texts)
+                item = _examine_stream(data, path, entry.size, layer, attributes.mode, want, spool, found.texts)
         found.add(path, layer, item, folder=entry.kind == tarspan.DIRECTORY)
     # What follows the end belongs to the layer's digest: the source compares it only after the last byte.
     reader.finish()

@@ -8,7 +8,7 @@ pieces. pyelftools reads tables eagerly and raises many kinds of errors on bad i
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from buildkit.cuda.readat import ReadAt, read_exactly
@@ -164,12 +164,28 @@ def read_header(handle: ReadAt) -> Header:
     )
 
 
+def read_data_sections(handle: ReadAt, header: Header) -> tuple[Section, ...]:
+    """The sections of the file's own content that is no machine code (PROGBITS, not EXECINSTR) and not empty.
+
+    Objects of static archives have thousands of sections, one for each function; names cost most of reading them.
+    """
+    return tuple(
+        section
+        for section in _sections(handle, header, lambda kind, flags: kind == SHT_PROGBITS and not flags & SHF_EXECINSTR)
+        if section.size
+    )
+
+
 def read_sections(handle: ReadAt, header: Header) -> tuple[Section, ...]:
     """All section headers, with names. Raises FormatError where the table or the names lie outside the file."""
+    return tuple(_sections(handle, header, lambda _kind, _flags: True))
+
+
+def _sections(handle: ReadAt, header: Header, wanted: Callable[[int, int], bool]) -> Iterator[Section]:
     layout = struct.Struct(_order(header) + ("IIQQQQIIQQ" if header.bits == 64 else "IIIIIIIIII"))
     count = header.section_count
     if count == 0:
-        return ()
+        return
     if header.section_size != layout.size:
         raise FormatError(f"section headers of {header.section_size} bytes are not known", offset=header.sections_at)
     table = _table(handle, header.sections_at, layout.size, count, "section header")
@@ -181,27 +197,25 @@ def read_sections(handle: ReadAt, header: Header) -> tuple[Section, ...]:
             names = read_exactly(handle, row[4], size, "the table of section names")
     elif header.names_index:
         raise FormatError(f"names of sections are in section {header.names_index} of {count}")
-    sections = []
     total = 0
     for row in layout.iter_unpack(table):
+        if not wanted(row[1], row[2]):
+            continue
         name = _string(names, row[0])
         # Overlapping strings could make a small table of names into gigabytes of them.
         total += len(name)
         if total > MAX_NAMES:
             raise FormatError(f"the sections' names have more than {MAX_NAMES} bytes", offset=header.sections_at)
-        sections.append(
-            Section(
-                name=name,
-                type=row[1],
-                flags=row[2],
-                address=row[3],
-                offset=row[4],
-                size=row[5],
-                link=row[6],
-                entry_size=row[9],
-            )
+        yield Section(
+            name=name,
+            type=row[1],
+            flags=row[2],
+            address=row[3],
+            offset=row[4],
+            size=row[5],
+            link=row[6],
+            entry_size=row[9],
         )
-    return tuple(sections)
 
 
 def read_segments(handle: ReadAt, header: Header) -> tuple[Segment, ...]:

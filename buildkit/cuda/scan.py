@@ -11,9 +11,10 @@ cuFFT and programs that embed PTX keep them there. Machine code and debug sectio
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from buildkit.cuda import archive, cubin, elf, fatbin, ptx
 from buildkit.cuda.arch import Arch
@@ -31,10 +32,16 @@ LINKABLE_SECTIONS = ("__nv_relfatbin", ".nv_relfatbin")
 
 _WINDOW = 1 << 20
 _MIN_ELF = 64
+_GAP = 1 << 16
+"""Bytes between two sections that are rather read than skipped."""
+_SMALL_MEMBER = 4 << 20
+"""Bytes of an archive member that is read at once."""
 _MAX_STUB = 4096
 """Bytes of an entry that is looked into for being empty; the empty cubins seen have 1,000 to 1,400."""
 _ELF64_LE = elf.MAGIC + b"\x02\x01"
 _NEEDLES = (fatbin.NEEDLE, _ELF64_LE, ptx.NEEDLE)
+_MARKS = (fatbin.MAGIC, elf.MAGIC, ptx.NEEDLE, b"fatbin")
+"""Device code in an object: its beginning, or the name of a section for it."""
 _PTX_START = (b".version", b"//", b"\n", b" ", b"\t", b"\r", b"/*")
 
 Form = Literal["fatbin", "cubin", "ptx"]
@@ -119,6 +126,14 @@ def scan_file(handle: ReadAt, name: str) -> FileScan | None:
             found.add_fatbin(handle, item, 0, "", linkable=False)
         return FileScan(kind="fatbin", machine="cuda", type="fatbin", units=found.units(), problems=found.kept())
     return _scan_ptx(handle, found)
+
+
+class _Place(NamedTuple):
+    """A range of a file, ``[start, end)``, and what it is called."""
+
+    name: str
+    start: int
+    end: int
 
 
 class _Findings:
@@ -223,44 +238,58 @@ def _scan_object(handle: ReadAt, header: elf.Header, found: _Findings, base: int
     except FormatError as error:
         found.problem(base + (error.offset or 0), str(error))
     try:
-        sections = elf.read_sections(handle, header)
+        sections = elf.read_data_sections(handle, header)
+        has_sections = header.section_count > 0
     except FormatError as error:
         found.problem(base + (error.offset or 0), str(error))
-        sections = ()
+        sections, has_sections = (), False
     prefix = f"{member}: " if member else ""
-    if not sections:
+    if not has_sections:
         # Without section headers the program headers say what is loaded, and without those all of it may be.
         ranges = [(s.offset, s.file_size) for s in segments if s.type == elf.PT_LOAD] or [(0, handle.size)]
         for offset, size in ranges:
-            _sweep(handle, offset, min(offset + size, handle.size), found, base, f"{prefix}segment", skip_elf_at=0)
+            place = _Place(f"{prefix}segment", offset, min(offset + size, handle.size))
+            _sweep(handle, [place], found, base, skip_elf_at=0)
         return dynamic
+    swept: list[_Place] = []
     for section in sections:
         fatbins = section.name in LOADABLE_SECTIONS or section.name in LINKABLE_SECTIONS
-        if section.type == elf.SHT_NOBITS or section.size == 0:
-            continue
-        if section.offset + section.size > handle.size:
-            if fatbins or (section.type == elf.SHT_PROGBITS and section.flags & elf.SHF_ALLOC):
-                found.problem(
-                    base + min(section.offset, handle.size),
-                    f"section {section.name} reaches to byte {section.offset + section.size} of {handle.size}",
-                )
+        loaded = bool(section.flags & elf.SHF_ALLOC)
+        end = section.offset + section.size
+        if end > handle.size and (fatbins or loaded):
+            at = base + min(section.offset, handle.size)
+            found.problem(at, f"section {section.name} reaches to byte {end} of {handle.size}")
             if not fatbins:
                 continue
-        end = min(section.offset + section.size, handle.size)
-        place = prefix + section.name
+            end = handle.size
+        place = _Place(prefix + section.name, section.offset, end)
         if fatbins and section.flags & elf.SHF_COMPRESSED:
             found.problem(base + section.offset, f"section {section.name} is compressed")
         elif fatbins:
             linkable = section.name in LINKABLE_SECTIONS
-            for item in fatbin.walk(handle, section.offset, end, found.problems, budget=found.budget):
-                found.add_fatbin(handle, item, base, place, linkable=linkable)
-        elif (
-            section.type == elf.SHT_PROGBITS
-            and section.flags & elf.SHF_ALLOC
-            and not section.flags & (elf.SHF_EXECINSTR | elf.SHF_COMPRESSED)
-        ):
-            _sweep(handle, section.offset, end, found, base, place)
+            for item in fatbin.walk(handle, place.start, place.end, found.problems, budget=found.budget):
+                found.add_fatbin(handle, item, base, place.name, linkable=linkable)
+        elif loaded and not section.flags & elf.SHF_COMPRESSED:
+            swept.append(place)
+    for group in _neighbours(swept):
+        _sweep(handle, group, found, base)
     return dynamic
+
+
+def _neighbours(places: list[_Place]) -> Iterator[list[_Place]]:
+    """Places in groups that lie close to each other, so that thousands of tiny sections are one sweep."""
+    group: list[_Place] = []
+    for place in sorted(places, key=lambda p: (p.start, p.end)):
+        if group and place.start > group[-1].end + _GAP:
+            yield group
+            group = []
+        if not group or place.start >= group[-1].end:
+            group.append(place)
+        elif place.end > group[-1].end:
+            # Overlapping sections: what is not covered yet.
+            group.append(_Place(place.name, group[-1].end, place.end))
+    if group:
+        yield group
 
 
 def _scan_archive(handle: ReadAt, found: _Findings) -> FileScan:
@@ -268,7 +297,9 @@ def _scan_archive(handle: ReadAt, found: _Findings) -> FileScan:
     members = 0
     for member in archive.iter_members(handle, found.problems):
         members += 1
-        inner = Window(handle, member.offset, member.size)
+        inner: ReadAt = Window(handle, member.offset, member.size)
+        if member.size <= _SMALL_MEMBER:
+            inner = MemoryReader(inner.read(0, member.size))
         head = inner.read(0, 8)
         if head.startswith(elf.MAGIC):
             try:
@@ -277,6 +308,8 @@ def _scan_archive(handle: ReadAt, found: _Findings) -> FileScan:
                 found.problem(member.offset + (error.offset or 0), f"{member.name}: {error}")
                 continue
             machines.add(header.machine_name)
+            if header.machine != elf.EM_CUDA and isinstance(inner, MemoryReader) and _has_no_mark(inner, header):
+                continue
             if header.machine == elf.EM_CUDA:
                 _add_cubin(inner, header, found, member.offset, member.name)
             elif header.little_endian:
@@ -297,8 +330,19 @@ def _scan_archive(handle: ReadAt, found: _Findings) -> FileScan:
     )
 
 
+def _has_no_mark(member: MemoryReader, header: elf.Header) -> bool:
+    """Whether a whole object lacks everything that device code begins with: most members of most archives do.
+
+    Spares reading their thousands of section headers. One that is cut short is not spared.
+    """
+    if header.sections_at + header.section_size * header.section_count > member.size:
+        return False
+    data = member.read(4, member.size)
+    return not any(mark in data for mark in _MARKS)
+
+
 def _scan_ptx(handle: ReadAt, found: _Findings) -> FileScan:
-    _sweep(handle, 0, handle.size, found, 0, "")
+    _sweep(handle, [_Place("", 0, handle.size)], found, 0)
     if not found.units():
         found.problem(0, "is called PTX and has no module that begins with .version and .target")
     return FileScan(kind="ptx", machine="cuda", type="text", units=found.units(), problems=found.kept())
@@ -342,18 +386,22 @@ def _is_empty(handle: ReadAt, item: fatbin.Fatbin) -> bool:
     return True
 
 
-def _sweep(
-    handle: ReadAt, start: int, end: int, found: _Findings, base: int, place: str, *, skip_elf_at: int = -1
-) -> None:
-    """Fatbins, cubins and PTX text anywhere in ``[start, end)``.
+def _sweep(handle: ReadAt, places: list[_Place], found: _Findings, base: int, *, skip_elf_at: int = -1) -> None:
+    """Fatbins, cubins and PTX text anywhere in ``places``, which are in order and close to each other.
 
     A hit counts only if what follows makes sense: these bytes may be anything, and programs that handle fatbins
     contain the magic as a constant. ``skip_elf_at``: the file's own header.
     """
+    starts = [place.start for place in places]
+    start = places[0].start
     resume = start
-    for position, needle in _hits(handle, start, end):
+    for position, needle in _hits(handle, start, places[-1].end):
         if position < resume or position == skip_elf_at:
             continue
+        place = places[bisect_right(starts, position) - 1]
+        if position >= place.end:
+            continue  # between two of them
+        end = place.end
         if found.budget <= 0:
             found.problem(base + position, "has more device code than is read; the rest was left unread")
             return
@@ -363,13 +411,13 @@ def _sweep(
             if item is None or not item.entries:
                 continue
             found.problems.extend(Problem(base + p.offset, p.message) for p in problems)
-            found.add_fatbin(handle, item, base, place, linkable=False)
+            found.add_fatbin(handle, item, base, place.name, linkable=False)
             resume = item.offset + item.size
         elif needle == ptx.NEEDLE:
-            begin = max(start, position - ptx.HEAD)
+            begin = max(place.start, position - ptx.HEAD)
             head = ptx.parse_head(handle.read(begin, min(2 * ptx.HEAD, end - begin)), at=position - begin)
             if head is not None:
-                _add_ptx(head, base + begin + head.offset, found, place)
+                _add_ptx(head, base + begin + head.offset, found, place.name)
         else:
             inner = Window(handle, position, end - position)
             try:
@@ -377,7 +425,7 @@ def _sweep(
             except FormatError:
                 continue  # four bytes of magic among data, not a file
             if header.machine == elf.EM_CUDA and header.type in (elf.ET_REL, elf.ET_EXEC, elf.ET_DYN):
-                resume = position + _add_cubin(inner, header, found, base + position, place)
+                resume = position + _add_cubin(inner, header, found, base + position, place.name)
 
 
 def _add_ptx(head: ptx.PtxHead, offset: int, found: _Findings, place: str) -> None:
