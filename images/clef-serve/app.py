@@ -344,7 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"clef-serve: {' '.join(str(error).split())[:600]}", file=sys.stderr)
         return 1
     app = create_app(model, waiting=options.waiting, max_tokens=options.max_tokens, trace=options.trace)
-    # uvicorn finishes what runs, then raises the signal again for whoever asked first; there is nothing left to do then.
+    # uvicorn finishes what runs and then raises the signal again: by then there is nothing left to do.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     print(f"clef-serve: {model.name} on {model.device} in {model.dtype}, port {options.port}", flush=True)

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.reference import reference_python
 
 from buildkit.wheelhouse import wheelhouse
-from tests.support.reference import reference_python
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 RECIPE = "clef-serve-cpu"
 FOLDER = REPOSITORY / "images" / "clef-serve"
-TINY = REPOSITORY / "tests" / "unit" / "serve" / "tiny.py"
+TINY = REPOSITORY / "tests" / "unit" / "serve" / "tiny_checkpoint.py"
 
 pytestmark = pytest.mark.slow
 

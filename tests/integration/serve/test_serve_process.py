@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.support.reference import reference_python
+from support.reference import reference_python
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 APP = REPOSITORY / "images" / "clef-serve" / "app.py"
-TINY = REPOSITORY / "tests" / "unit" / "serve" / "tiny.py"
+TINY = REPOSITORY / "tests" / "unit" / "serve" / "tiny_checkpoint.py"
 WAITING = 8
 REQUESTS = 200
 START_SECONDS = 120.0

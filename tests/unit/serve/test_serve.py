@@ -8,13 +8,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from tests.support.reference import reference_python
+from support.reference import reference_python
 
 HERE = Path(__file__).parent
 NAMES = [
     node.name
-    for node in ast.parse((HERE / "served.py").read_text()).body
+    for node in ast.parse((HERE / "serve_checks.py").read_text()).body
     if isinstance(node, ast.FunctionDef) and "check" in [ast.unparse(d) for d in node.decorator_list]
 ]
 
@@ -24,8 +23,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, obj
     folder = tmp_path_factory.mktemp("serve") / "probe"
     folder.parent.chmod(0o755)
     python = str(reference_python())
-    subprocess.run([python, str(HERE / "tiny.py"), str(folder)], check=True, capture_output=True)
-    done = subprocess.run([python, str(HERE / "served.py"), str(folder)], check=False, capture_output=True, text=True)
+    subprocess.run([python, str(HERE / "tiny_checkpoint.py"), str(folder)], check=True, capture_output=True)
+    command = [python, str(HERE / "serve_checks.py"), str(folder)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [json.loads(row) for row in done.stdout.splitlines() if row.startswith('{"check"')]
     return {str(row["check"]): row for row in lines}

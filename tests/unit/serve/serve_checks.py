@@ -1,7 +1,7 @@
-"""The checks of the reference server's logic, in an environment that has torch: ``python served.py FOLDER``.
+"""The checks of the reference server's logic, in an environment that has torch: ``python serve_checks.py FOLDER``.
 
 Not collected by the suite itself, which runs without torch; ``test_serve.py`` starts it in an environment with it and
-reports each check as a test. ``FOLDER`` holds a checkpoint of ``tiny.py``.
+reports each check as a test. ``FOLDER`` holds a checkpoint of ``tiny_checkpoint.py``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def client(**options: Any) -> Iterator[TestClient]:
 
 
 @contextmanager
-def changed(name: str, change: Callable[[Path], None]) -> Iterator[Path]:
+def changed(name: str, change: Callable[[Path], object]) -> Iterator[Path]:
     copy = FOLDER.parent / f"changed-{name}"
     shutil.copytree(FOLDER, copy, dirs_exist_ok=True)
     try:
@@ -76,7 +76,7 @@ def raises(kind: type[BaseException], says: str) -> Iterator[list[BaseException]
     assert says in str(caught[0]), caught[0]
 
 
-def refused(name: str, change: Callable[[Path], None]) -> str:
+def refused(name: str, change: Callable[[Path], object]) -> str:
     with changed(name, change) as folder, raises(ModelError, "") as caught:
         Model.load(folder, device="cpu")
     return str(caught[0])
@@ -338,7 +338,7 @@ def work_ends_when_its_client_has_left() -> None:
 
 @check
 def a_checkpoint_that_is_not_whole_is_refused() -> None:
-    def without(tensor: str) -> Callable[[Path], None]:
+    def without(tensor: str) -> Callable[[Path], object]:
         def change(folder: Path) -> None:
             tensors = load_file(folder / "model.safetensors")
             del tensors[tensor]
@@ -355,7 +355,7 @@ def a_checkpoint_that_is_not_whole_is_refused() -> None:
         file = folder / "model.safetensors"
         file.write_bytes(file.read_bytes()[:1000])
 
-    def setting(**values: Any) -> Callable[[Path], None]:
+    def setting(**values: Any) -> Callable[[Path], object]:
         def change(folder: Path) -> None:
             file = folder / "config.json"
             file.write_text(json.dumps(json.loads(file.read_text()) | values))
@@ -415,8 +415,8 @@ for folder in sys.argv[2:]:
 
 @check
 def heads_that_make_no_sense_are_refused() -> None:
-    def heads(document: Any) -> Callable[[Path], None]:
-        return lambda folder: (folder / "heads.json").write_text(json.dumps(document)) and None
+    def heads(document: Any) -> Callable[[Path], object]:
+        return lambda folder: (folder / "heads.json").write_text(json.dumps(document))
 
     for number, entry in enumerate(
         (

@@ -1,7 +1,7 @@
 """A tiny hybrid Qwen3.5 checkpoint, written with transformers: three GDN layers and one of attention.
 
-Run as a program, ``python tiny.py FOLDER``, it writes one; the tests that need torch do so in an environment that has
-it. One printable character is one token, so that text maps back to ids.
+Run as a program, ``python tiny_checkpoint.py FOLDER``, it writes one, in an environment that has torch. One printable
+character is one token, so that text maps back to ids.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def write(folder: Path, *, seed: int = 7) -> None:
         tensors[f"{name}.weight"] = torch.randn(len(labels), config.hidden_size)
         tensors[f"{name}.bias"] = torch.randn(len(labels))
     save_file(tensors, folder / "heads.safetensors")
-    entries = [{"name": n, "labels": ls, "weight": f"{n}.weight", "bias": f"{n}.bias"} for n, ls in HEADS[:2]]
+    entries: list[dict[str, object]] = [
+        {"name": n, "labels": ls, "weight": f"{n}.weight", "bias": f"{n}.bias"} for n, ls in HEADS[:2]
+    ]
     name, labels = HEADS[2]
     entries.append({"name": name, "labels": labels, "tokens": [vocabulary["s"], vocabulary["l"]]})
     (folder / "heads.json").write_text(json.dumps({"heads": entries, "tensors": "heads.safetensors"}, indent=1))
