@@ -26,7 +26,7 @@ from buildkit.cuda.readat import MemoryReader
 from buildkit.cuda.scan import Unit
 from buildkit.errors import FormatError, StorageError
 
-KEPT_PAYLOAD = 64 * 1024
+KEPT_PAYLOAD = 8 * 1024
 """Payloads up to this many bytes are kept: the scan looks into small ones for being empty."""
 _PF_X, _PF_W = 1, 2
 _HEAD = struct.Struct("<IHHQ")
@@ -197,7 +197,8 @@ class Spool:
                 self._payload_holes.append((start + at, start + at + payload))
                 self._skip = payload
                 continue
-            hit = data.find(fatbin.NEEDLE, at)
+            match = fatbin.NEEDLE_PATTERN.search(data, at)
+            hit = match.start() if match else -1
             if hit < 0:
                 keep = max(at, len(data) - _CARRY)
                 self._store(position, data[at:keep])

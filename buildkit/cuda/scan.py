@@ -11,6 +11,7 @@ cuFFT and programs that embed PTX keep them there. Machine code and debug sectio
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,8 +40,8 @@ _SMALL_MEMBER = 4 << 20
 _MAX_STUB = 4096
 """Bytes of an entry that is looked into for being empty; the empty cubins seen have 1,000 to 1,400."""
 _ELF64_LE = elf.MAGIC + b"\x02\x01"
-_NEEDLES = (fatbin.NEEDLE, _ELF64_LE, ptx.NEEDLE)
-_MARKS = (fatbin.MAGIC, elf.MAGIC, ptx.NEEDLE, b"fatbin")
+_NEEDLES = tuple((needle, re.compile(re.escape(needle))) for needle in (fatbin.NEEDLE, _ELF64_LE, ptx.NEEDLE))
+_MARKS = tuple(re.compile(re.escape(mark)) for mark in (fatbin.MAGIC, _ELF64_LE, ptx.NEEDLE, b"fatbin"))
 """Device code in an object: its beginning, or the name of a section for it."""
 _PTX_START = (b".version", b"//", b"\n", b" ", b"\t", b"\r", b"/*")
 
@@ -338,7 +339,7 @@ def _has_no_mark(member: MemoryReader, header: elf.Header) -> bool:
     if header.sections_at + header.section_size * header.section_count > member.size:
         return False
     data = member.read(4, member.size)
-    return not any(mark in data for mark in _MARKS)
+    return not any(mark.search(data) for mark in _MARKS)
 
 
 def _scan_ptx(handle: ReadAt, found: _Findings) -> FileScan:
@@ -435,19 +436,18 @@ def _add_ptx(head: ptx.PtxHead, offset: int, found: _Findings, place: str) -> No
 
 def _hits(handle: ReadAt, start: int, end: int) -> Iterator[tuple[int, bytes]]:
     """Where the needles are, in order of position, by windows of 1 MiB."""
-    longest = max(map(len, _NEEDLES)) - 1
+    longest = max(len(needle) for needle, _ in _NEEDLES) - 1
+    last = -1
     while start < end:
         data = handle.read(start, min(_WINDOW, end - start))
-        hits: list[tuple[int, bytes]] = []
-        for needle in _NEEDLES:
-            at = data.find(needle)
-            while at >= 0:
-                hits.append((start + at, needle))
-                at = data.find(needle, at + len(needle))
-        yield from sorted(hits)
+        hits = [(start + hit.start(), needle) for needle, pattern in _NEEDLES for hit in pattern.finditer(data)]
+        for position, needle in sorted(hits):
+            # Windows overlap, and a short needle may lie within the overlap.
+            if position > last:
+                yield position, needle
+                last = position
         if start + len(data) >= end or len(data) <= longest:
             return
-        # A needle over the edge of two windows is found once: the overlap is shorter than any needle that fits in it.
         start += len(data) - longest
         if not hits:
             start = max(start, handle.data_from(start))

@@ -64,6 +64,13 @@ def test_code_over_the_edge_of_two_windows_is_found_once(at: int) -> None:
         assert scan(data).problems == ()
 
 
+@pytest.mark.parametrize("edge", range(1, 12))
+def test_short_marks_within_the_overlap_of_two_windows_are_found_once(edge: int) -> None:
+    head, target = make.ptx_text().split(b".target", 1)
+    data = make.elf(Part(name=".rodata", data=bytes((1 << 20) - edge - len(head)) + head + b".target" + target + b"\0"))
+    assert sum(len(u.entries) for u in scan(data).units) == 1
+
+
 def test_partial_names_what_is_lacking() -> None:
     data = make.elf(Part(name=".nv_fatbin", data=SM70 + SM80 + SM70))
     judgement = judge(scan(data), Arch(70))
