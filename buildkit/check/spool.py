@@ -32,6 +32,7 @@ _PF_X, _PF_W = 1, 2
 _HEAD = struct.Struct("<IHHQ")
 _ENTRY = struct.Struct("<HHIQ")
 _NEED = 16 + 16
+_HEADERS = 4096
 _CACHE = 8192
 _FLUSH = 1 << 20
 _CARRY = len(fatbin.NEEDLE) - 1
@@ -182,20 +183,16 @@ class Spool:
                 if not fatbin.MIN_ENTRY <= header <= min(room, 1 << 16) or payload > room - header:
                     self._ends = 0  # no entry after all: keep everything
                     continue
-                if len(data) - at < header:
+                # Small payloads are kept, and of all others what lies at the front of the file: it tells what it is.
+                kept = payload if payload <= KEPT_PAYLOAD else min(payload, max(0, _HEADERS - position - header))
+                if len(data) - at < header + kept:
                     self._carry = data[at:]
                     return
-                if payload <= KEPT_PAYLOAD:
-                    if len(data) - at < header + payload:
-                        self._carry = data[at:]
-                        return
-                    self._store(position, data[at : at + header + payload])
-                    at += header + payload
-                    continue
-                self._store(position, data[at : at + header])
-                at += header
-                self._payload_holes.append((start + at, start + at + payload))
-                self._skip = payload
+                self._store(position, data[at : at + header + kept])
+                at += header + kept
+                self._skip = payload - kept
+                if self._skip:
+                    self._payload_holes.append((start + at - kept, start + at + self._skip))
                 continue
             match = fatbin.NEEDLE_PATTERN.search(data, at)
             hit = match.start() if match else -1
@@ -258,7 +255,8 @@ def _pure_code(head: bytes) -> list[tuple[int, int]]:
     """File ranges of the segments that hold machine code and nothing else, by the program headers in ``head``.
 
     Linkers either put code into a segment of its own beside segments of constants, or both into one. Where any segment
-    is neither executable nor writable, constants have one, and the executable ones are code alone.
+    is neither executable nor writable, constants have one, and the executable ones are code alone. One with the file's
+    own headers in it is not of that kind.
     """
     if not head.startswith(elf.MAGIC):
         return []
@@ -272,4 +270,5 @@ def _pure_code(head: bytes) -> list[tuple[int, int]]:
         return []
     if not any(not s.flags & (_PF_X | _PF_W) for s in loads):
         return []
-    return sorted((s.offset, s.offset + s.file_size) for s in loads if s.flags & _PF_X and s.file_size)
+    code = sorted((s.offset, s.offset + s.file_size) for s in loads if s.flags & _PF_X and s.file_size)
+    return [] if code and code[0][0] < _HEADERS else code

@@ -209,7 +209,7 @@ def _scan_elf(handle: ReadAt, found: _Findings) -> FileScan:
     try:
         header = elf.read_header(handle)
     except FormatError as error:
-        found.problem(error.offset or 0, str(error))
+        found.problem(error.offset or 0, _reason(error))
         return FileScan(kind="elf", machine="", type="", problems=found.kept())
     if header.machine == elf.EM_CUDA:
         _add_cubin(handle, header, found, 0, "")
@@ -237,12 +237,12 @@ def _scan_object(handle: ReadAt, header: elf.Header, found: _Findings, base: int
         segments = elf.read_segments(handle, header)
         dynamic = elf.read_dynamic(handle, header, segments)
     except FormatError as error:
-        found.problem(base + (error.offset or 0), str(error))
+        found.problem(base + (error.offset or 0), _reason(error))
     try:
         sections = elf.read_data_sections(handle, header)
         has_sections = header.section_count > 0
     except FormatError as error:
-        found.problem(base + (error.offset or 0), str(error))
+        found.problem(base + (error.offset or 0), _reason(error))
         sections, has_sections = (), False
     prefix = f"{member}: " if member else ""
     if not has_sections:
@@ -306,7 +306,7 @@ def _scan_archive(handle: ReadAt, found: _Findings) -> FileScan:
             try:
                 header = elf.read_header(inner)
             except FormatError as error:
-                found.problem(member.offset + (error.offset or 0), f"{member.name}: {error}")
+                found.problem(member.offset + (error.offset or 0), f"{member.name}: {_reason(error)}")
                 continue
             machines.add(header.machine_name)
             if header.machine != elf.EM_CUDA and isinstance(inner, MemoryReader) and _has_no_mark(inner, header):
@@ -355,7 +355,7 @@ def _add_cubin(handle: ReadAt, header: elf.Header, found: _Findings, base: int, 
         sections = elf.read_sections(handle, header)
         arch = cubin.read_arch(handle, header)
     except FormatError as error:
-        found.problem(base + (error.offset or 0), str(error))
+        found.problem(base + (error.offset or 0), _reason(error))
         return _MIN_ELF
     size = cubin.extent(header, sections)
     if size > handle.size:
@@ -451,6 +451,11 @@ def _hits(handle: ReadAt, start: int, end: int) -> Iterator[tuple[int, bytes]]:
         start += len(data) - longest
         if not hits:
             start = max(start, handle.data_from(start))
+
+
+def _reason(error: FormatError) -> str:
+    """What is wrong, without the offset: a problem has that apart, counted from the start of the outermost file."""
+    return error.message if error.offset is None else error.message.removeprefix(f"byte {error.offset}: ")
 
 
 def _moved(entry: Entry, base: int) -> Entry:

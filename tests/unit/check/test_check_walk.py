@@ -81,6 +81,27 @@ def test_large_payloads_are_left_out_unless_they_are_wanted() -> None:
         assert spool.read(0, len(BIG)) == BIG
 
 
+def test_an_executable_segment_over_the_headers_is_not_left_out() -> None:
+    data = bytearray((GOLDEN / "cuda11-sm70.so").read_bytes())
+    at, count = int.from_bytes(data[32:40], "little"), int.from_bytes(data[56:58], "little")
+    flags = [4, *[5] * (count - 1)]  # one of constants, the others executable, one of those from offset 0
+    for index in range(count):
+        row = at + 56 * index
+        data[row : row + 8] = (1).to_bytes(4, "little") + flags[index].to_bytes(4, "little")
+    data[at + 56 + 8 : at + 56 + 16] = bytes(8)
+    with spooled(bytes(data), 1 << 20) as spool:
+        assert scan_file(spool, "x") == scan_file(MemoryReader(bytes(data)), "x")
+
+
+def test_the_front_of_a_file_is_always_kept() -> None:
+    forged = make.fatbin(make.entry(make.CUBIN, 70, bytes(100_000)))
+    data = b".version 7.8\n" + forged[:100] + b"\n.target sm_70\n.address_size 64\n.func f() {}\n" + bytes(200_000)
+    for step in (100, 5000, 1 << 20):
+        with spooled(data, step) as spool:
+            assert spool.read(0, 4096) == data[:4096]
+            assert scan_file(spool, "x") == scan_file(MemoryReader(data), "x")
+
+
 def test_a_forged_header_cannot_hide_what_follows() -> None:
     """In a section that the scan does not search, it would swallow the fatbins after it."""
     forged = bytearray(make.fatbin(make.entry(make.CUBIN, 70, b"")))
