@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from buildkit.check.offline import scan_text
 from buildkit.deploy.documents import Field
 from buildkit.deploy.evidence import EvidencePolicy
 from buildkit.deploy.findings import Finding, Severity
 from buildkit.deploy.namehash import SUFFIX, generated
 from buildkit.deploy.objects import Container, Node, Object, Workload, quantity, selects
 from buildkit.deploy.placement import Plan, can_surge
-from buildkit.deploy.starts import fetches
 from buildkit.errors import BuildkitError
 from buildkit.model import Digest, split_name
 
@@ -616,42 +616,47 @@ def parse_image(image: str) -> tuple[str, str | None, Digest | None]:
 
 
 def starts(scene: Scene) -> Iterator[Finding]:
+    """Commands, hooks and mounted scripts, held against the same list as an image's own start (buildkit.check)."""
     scripts = {(o.namespace, o.name): o for o in scene.of_kind("ConfigMap")}
     told: set[tuple[str, str, str]] = set()
     for workload, container in _containers(scene):
-        no_index = container.environment.get("PIP_NO_INDEX", "").lower() in ("1", "true", "yes", "on")
-        hook = container.field.at("lifecycle", "postStart", "exec", "command")
-        places = [container.field.at("command"), container.field.at("args"), hook]
-        text = " ".join(container.words)
-        for what, _ in fetches(text, no_index=no_index):
-            place = next((f for p in places[:2] for f in p.items if any(fetches(f.text or ""))), places[0])
-            yield _start_finding(workload, place if place.present else places[1], what)
-        for what, _ in fetches(" ".join(hook.texts), no_index=no_index):
-            yield _start_finding(workload, hook, f"{what} after its start")
+        environment = container.environment
+        command, hook = container.field.at("command"), container.field.at("lifecycle", "postStart", "exec", "command")
+        for _, level, what, _ in scan_text(" ".join(container.words), environment):
+            places = command.items + container.field.at("args").items
+            place = next((f for f in places if any(scan_text(f.text or "", environment))), command)
+            yield from _start_finding(workload, place if place.present else container.field, level, what)
+        for _, level, what, _ in scan_text(" ".join(hook.texts), environment):
+            yield from _start_finding(workload, hook, level, f"{what} after its start")
         for _, name, _ in _config_maps(workload):
             script = scripts.get((workload.namespace, name))
-            for key, entry in script.field.at("data").fields if script else ():
-                if not key.endswith((".sh", ".bash")) and not (entry.text or "").startswith("#!"):
+            if script is None:
+                continue
+            for key, entry in script.field.at("data").fields:
+                text = entry.text or ""
+                if (name, workload.namespace, key) in told or not (key.endswith(_SHELL) or text.startswith("#!")):
                     continue
-                for what, line in fetches(entry.text or "", no_index=no_index):
-                    assert script is not None
-                    if (script.namespace, script.name, key) not in told:
-                        told.add((script.namespace, script.name, key))
-                        yield _start_finding(workload, entry, f"{what} in {key} (line {line + 1} of it)")
+                told.add((name, workload.namespace, key))
+                for line, level, what, _ in scan_text(text, environment):
+                    yield from _start_finding(workload, entry, level, f"line {line} of {key} {what}")
 
 
-def _start_finding(workload: Workload, place: Field, what: str) -> Finding:
-    return _at(
+def _start_finding(workload: Workload, place: Field, level: str, what: str) -> Iterator[Finding]:
+    if level == "note":
+        return
+    yield _at(
         "installs-at-start",
         place,
         workload.title,
-        f"its start needs the network ({what}): a restart fails when the other side does, and may bring other versions",
+        f"its start needs the network ({what}): it fails when the other side does, and may bring other versions",
         "build an image with everything in it (images/clef-serve shows how) and start that",
+        Severity.ERROR if level == "violation" else Severity.WARNING,
     )
 
 
 # ConfigMaps ----------------------------------------------------------------------------------------------------------
 
+_SHELL = (".sh", ".bash")
 _CODE = (".py", ".sh", ".bash", ".js", ".lua", ".rb", ".pl", ".jinja", ".j2")
 
 
