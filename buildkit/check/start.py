@@ -162,16 +162,28 @@ def _watch(
                 return code, f"ended with {code} before it was healthy"
             return code, "" if code == 0 else f"ended with {code}"
         if spec.health is not None:
-            with translated("asking for health inside the container"):
-                answer = container.exec_run(["sh", "-c", _ASK, "sh", str(spec.port), spec.health])
-            if answer.exit_code == 0:
+            answer = _ask(container, spec)
+            if answer == 0:
                 return None, ""
-            if answer.exit_code in (_NO_CLIENT, 126, 127):
+            if answer in (_NO_CLIENT, 126, 127):
                 return None, "the image has no curl, wget, python or bash to ask for its health with"
         if clock() >= deadline:
             what = "was not healthy" if spec.health is not None else "did not end"
             return None, f"{what} within {spec.timeout:g} s"
         sleep(_POLL)
+
+
+def _ask(container: Any, spec: StartSpec) -> int | None:
+    """Exit code of a request for the health URL inside the container; None where the container has ended meanwhile."""
+    try:
+        with translated("asking for health inside the container"):
+            return int(container.exec_run(["sh", "-c", _ASK, "sh", str(spec.port), spec.health]).exit_code)
+    except EngineError:
+        with translated("watching the container"):
+            container.reload()
+        if container.attrs["State"].get("Running"):
+            raise
+        return None
 
 
 def _output(container: Any) -> str:

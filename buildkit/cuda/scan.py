@@ -34,7 +34,7 @@ LINKABLE_SECTIONS = ("__nv_relfatbin", ".nv_relfatbin")
 _WINDOW = 1 << 20
 _MIN_ELF = 64
 _GAP = 1 << 16
-"""Bytes between two sections that are rather read than skipped."""
+"""Bytes between two sections of an object that are rather read than skipped."""
 _SMALL_MEMBER = 4 << 20
 """Bytes of an archive member that is read at once."""
 _MAX_STUB = 4096
@@ -272,16 +272,17 @@ def _scan_object(handle: ReadAt, header: elf.Header, found: _Findings, base: int
                 found.add_fatbin(handle, item, base, place.name, linkable=linkable)
         elif loaded and not section.flags & elf.SHF_COMPRESSED:
             swept.append(place)
-    for group in _neighbours(swept):
+    # Objects have a section for every function; in linked files, what lies between is machine code by the megabyte.
+    for group in _neighbours(swept, _GAP if header.type == elf.ET_REL else 0):
         _sweep(handle, group, found, base)
     return dynamic
 
 
-def _neighbours(places: list[_Place]) -> Iterator[list[_Place]]:
-    """Places in groups that lie close to each other, so that thousands of tiny sections are one sweep."""
+def _neighbours(places: list[_Place], gap: int) -> Iterator[list[_Place]]:
+    """Places in groups with at most ``gap`` bytes between, so that thousands of tiny sections are one sweep."""
     group: list[_Place] = []
     for place in sorted(places, key=lambda p: (p.start, p.end)):
-        if group and place.start > group[-1].end + _GAP:
+        if group and place.start > group[-1].end + gap:
             yield group
             group = []
         if not group or place.start >= group[-1].end:

@@ -67,6 +67,7 @@ def test_real_files_have_no_problems(name: str) -> None:
         ("cuda11-partial.so", Verdict.PARTIAL),
         ("cuda11-rdc.so", Verdict.NATIVE),
         ("cuda11-stub.so", Verdict.NATIVE),
+        ("cuda11-separate-code.so", Verdict.NATIVE),
         ("cuda11-dc.o", Verdict.NATIVE),
         ("cuda11-archive.a", Verdict.PARTIAL),
         ("cuda11-sm70.cubin", Verdict.NATIVE),
