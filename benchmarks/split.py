@@ -32,7 +32,7 @@ from buildkit.image.source import ImageSource, LayerStream, SourceLayer
 from buildkit.image.streams import tar_of
 from buildkit.image.tarspan import DIRECTORY, HARDLINK, REGULAR, TRAILER, TarReader
 from buildkit.image.transports import open_source
-from buildkit.image.write import OutputImage, write_image
+from buildkit.image.write import write_image
 from buildkit.model import Digest, ImageConfig, Manifest
 from buildkit.split.bonds import find_bonds
 from buildkit.split.inventory import Inventory
@@ -86,11 +86,7 @@ def split_to_layout(name: str, folder: Path, stable: bool) -> dict[str, Any]:
         with split_image(source, SplitOptions(spool=target, stable=stable)) as result:
             image = result.image
             image.link_blobs(target)
-            assert image.manifest is not None
-            write_image(
-                f"oci:{target}:x",
-                OutputImage(manifest=image.manifest, config=image.config(), open_blob=image.open_blob),
-            )
+            write_image(f"oci:{target}:x", image.output())
             return {**clock.read(), "memory": peak(), "layers": result.report.layers_after}
 
 

@@ -13,6 +13,7 @@ from typing import BinaryIO, Protocol, Self, cast, runtime_checkable
 from buildkit.errors import NotFoundError, StorageError
 from buildkit.image.blobfile import FileBlob
 from buildkit.image.source import ImageSource, LayerStream, SourceLayer
+from buildkit.image.write import OutputImage
 from buildkit.model import Descriptor, ImageConfig, Manifest
 from buildkit.split.spool import Spool, Stored, StoredStream
 
@@ -80,8 +81,13 @@ class SplitImage:
             return self._source.local_blob(new.passed)
         return None
 
+    def output(self) -> OutputImage:
+        """For ``buildkit.image.write``."""
+        assert self.manifest is not None
+        return OutputImage(manifest=self.manifest, config=self._config, open_blob=self.open_blob)
+
     def open_blob(self, descriptor: Descriptor) -> BinaryIO:
-        """A fresh reader of a layer's blob, for ``buildkit.image.write``."""
+        """A fresh reader of a layer's blob."""
         for index, new in enumerate(self._new):
             if new.descriptor.digest == descriptor.digest:
                 return cast(BinaryIO, io.BufferedReader(_Raw(self.open(index)), 2**20))

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from buildkit.errors import BuildkitError, DigestMismatchError, FormatError, ImageError, StorageError, UsageError
 from buildkit.image.compress import Codec, compress_bytes
-from buildkit.image.write import OutputImage, write_image
+from buildkit.image.write import write_image
 from buildkit.model import Digest
 from buildkit.split.config import COMMENT
 from buildkit.split.flatten import compare, flatten
@@ -282,11 +282,7 @@ def test_layout_takes_over_the_blobs_without_a_copy(tmp_path: Path) -> None:
         image = result.image
         linked = image.link_blobs(tmp_path / "out")
         assert linked >= len(image.layers) - 2
-        assert image.manifest is not None
-        write_image(
-            f"oci:{tmp_path}/out:x",
-            OutputImage(manifest=image.manifest, config=image.config(), open_blob=image.open_blob),
-        )
+        write_image(f"oci:{tmp_path}/out:x", image.output())
         blobs = blobs_of(image)
     for blob in blobs:
         assert (tmp_path / "out" / "blobs" / "sha256" / Digest.of(blob).hex).read_bytes() == blob
