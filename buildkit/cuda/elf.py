@@ -8,7 +8,7 @@ pieces. pyelftools reads tables eagerly and raises many kinds of errors on bad i
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from buildkit.cuda.readat import ReadAt, read_exactly
@@ -169,19 +169,15 @@ def read_data_sections(handle: ReadAt, header: Header) -> tuple[Section, ...]:
 
     Objects of static archives have thousands of sections, one for each function; names cost most of reading them.
     """
-    return tuple(
-        section
-        for section in _sections(handle, header, lambda kind, flags: kind == SHT_PROGBITS and not flags & SHF_EXECINSTR)
-        if section.size
-    )
+    return tuple(_sections(handle, header, data_only=True))
 
 
 def read_sections(handle: ReadAt, header: Header) -> tuple[Section, ...]:
     """All section headers, with names. Raises FormatError where the table or the names lie outside the file."""
-    return tuple(_sections(handle, header, lambda _kind, _flags: True))
+    return tuple(_sections(handle, header, data_only=False))
 
 
-def _sections(handle: ReadAt, header: Header, wanted: Callable[[int, int], bool]) -> Iterator[Section]:
+def _sections(handle: ReadAt, header: Header, *, data_only: bool) -> Iterator[Section]:
     layout = struct.Struct(_order(header) + ("IIQQQQIIQQ" if header.bits == 64 else "IIIIIIIIII"))
     count = header.section_count
     if count == 0:
@@ -199,7 +195,7 @@ def _sections(handle: ReadAt, header: Header, wanted: Callable[[int, int], bool]
         raise FormatError(f"names of sections are in section {header.names_index} of {count}")
     total = 0
     for row in layout.iter_unpack(table):
-        if not wanted(row[1], row[2]):
+        if data_only and (row[1] != SHT_PROGBITS or row[2] & SHF_EXECINSTR or not row[5]):
             continue
         name = _string(names, row[0])
         # Overlapping strings could make a small table of names into gigabytes of them.

@@ -28,7 +28,8 @@ import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 import lz4.block
 import zstandard
@@ -72,11 +73,11 @@ class Problem:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One payload of a fatbin. Offsets and sizes are bytes; ``offset`` counts from the start of the handle.
 
-    ``version`` is the PTX ISA version for PTX. ``stored`` is the compressed size, or the padded size of plain ones.
+    ``version`` is the PTX ISA version for PTX. ``stored`` is the compressed size, or the padded size of plain ones. A
+    tuple, as libraries have tens of thousands of entries.
     """
 
     kind: int
@@ -101,8 +102,7 @@ class Entry:
         return self.arch.compute if self.kind == KIND_PTX else f"{self.kind_name}_{self.arch.number}{self.arch.suffix}"
 
 
-@dataclass(frozen=True, slots=True)
-class Fatbin:
+class Fatbin(NamedTuple):
     """A header and its entries. ``size`` counts the header."""
 
     offset: int
@@ -242,22 +242,16 @@ def _entry(raw: bytes, position: int, stop: int, problems: list[Problem]) -> tup
         return None
     if kind in (KIND_PTX, KIND_ELF) and not 10 <= number <= 999:
         problems.append(Problem(position, f"a fatbin entry is for architecture {number}"))
-    entry = Entry(
-        kind, Arch(number, _suffix(flags)), (major, minor), position, header_size, stored, size or stored, method, flags
-    )
+    arch = _arch(number, flags & _SUFFIX_BITS)
+    version = (major, minor)
+    entry = Entry(kind, arch, version, position, header_size, stored, size or stored, method, flags)
     return entry, position + header_size + padded
 
 
-def _suffix(flags: int) -> Suffix:
-    match flags & _SUFFIX_BITS:
-        case 0:
-            return ""
-        case 0x100000:
-            return "a"
-        case 0x200000:
-            return "f"
-        case _:
-            return "?"
+@lru_cache(maxsize=1024)
+def _arch(number: int, bits: int) -> Arch:
+    suffix: Suffix = "" if bits == 0 else "a" if bits == _SUFFIX_A else "f" if bits == _SUFFIX_F else "?"
+    return Arch(number, suffix)
 
 
 def _skip_zeros(handle: ReadAt, position: int, end: int) -> int:

@@ -160,7 +160,7 @@ class _Findings:
         empty = _is_empty(handle, item)
         entries = item.entries
         if base:
-            entries = tuple(_moved(entry, base) for entry in entries)
+            entries = tuple(entry._replace(offset=entry.offset + base) for entry in entries)
         self.add(
             Unit(
                 form="fatbin",
@@ -457,20 +457,6 @@ def _hits(handle: ReadAt, start: int, end: int) -> Iterator[tuple[int, bytes]]:
 def _reason(error: FormatError) -> str:
     """What is wrong, without the offset: a problem has that apart, counted from the start of the outermost file."""
     return error.message if error.offset is None else error.message.removeprefix(f"byte {error.offset}: ")
-
-
-def _moved(entry: Entry, base: int) -> Entry:
-    return Entry(
-        entry.kind,
-        entry.arch,
-        entry.version,
-        entry.offset + base,
-        entry.header_size,
-        entry.stored,
-        entry.size,
-        entry.compression,
-        entry.flags,
-    )
 
 
 def coverage(units: tuple[Unit, ...]) -> dict[tuple[int, Arch], int]:

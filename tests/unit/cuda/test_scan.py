@@ -212,7 +212,7 @@ def test_a_sparse_file_of_10_gb_is_no_work(tmp_path: Path) -> None:
 
 def test_overlapping_names_do_not_become_gigabytes() -> None:
     names = b"\0" + b"x" * 4000
-    data = bytearray(make.elf(*[Part(name="", data=b"")] * 60000, Part(name=".pad", data=names)))
+    data = bytearray(make.elf(*[Part(name="", data=b"x")] * 60000, Part(name=".pad", data=names)))
     table = struct.unpack_from("<Q", data, 40)[0]
     count = struct.unpack_from("<H", data, 60)[0]
     struct.pack_into("<H", data, 62, count - 2)
