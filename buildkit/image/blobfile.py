@@ -1,6 +1,6 @@
 """Blobs in local files: a range of a file that is complete, and a file that grows while a compressor writes it.
 
-Both implement ``buildkit.image.blob.Blob`` and are read by position (pread), so any number of windows can be open at
+Both implement ``buildkit.blob.Blob`` and are read by position (pread), so any number of windows can be open at
 once, in several threads.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
+from buildkit.blob import BlobState
 from buildkit.errors import BuildkitError, DigestMismatchError, FormatError, StorageError
-from buildkit.image.blob import BlobState
 from buildkit.image.streams import HashingReader
 from buildkit.model import Descriptor
 from buildkit.units import format_size

@@ -17,8 +17,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
+from buildkit.blob import Blob, BlobState
 from buildkit.errors import BuildkitError, CancelledError, CheckFailedError, DigestMismatchError, ImageError
-from buildkit.image.blob import Blob, BlobState
 from buildkit.image.blobfile import FileBlob, GrowingBlob
 from buildkit.image.cache import BlobCache
 from buildkit.image.compress import DEFAULT_CODEC, Codec, Compressor

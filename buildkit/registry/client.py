@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from filelock import Timeout
 
+from buildkit.blob import Blob
 from buildkit.errors import (
     BuildkitError,
     CancelledError,
@@ -27,7 +28,6 @@ from buildkit.errors import (
     UnreachableError,
     one_line,
 )
-from buildkit.image.blob import Blob
 from buildkit.model import Descriptor, Digest, Reference, load_json_object
 from buildkit.registry import manifests
 from buildkit.registry.answers import describe, error_for

@@ -15,7 +15,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
-from buildkit.image.blob import BlobState
+from buildkit.blob import BlobState
 from buildkit.registry.events import Event
 from buildkit.registry.journal import ResumePoint
 

@@ -16,8 +16,8 @@ import contextlib
 from dataclasses import dataclass, field
 from random import Random
 
+from buildkit.blob import BlobState
 from buildkit.errors import BuildkitError, ProtocolError, RegistryError, SizeRefusedError
-from buildkit.image.blob import BlobState
 from buildkit.model import Descriptor, Digest
 from buildkit.registry import chunks
 from buildkit.registry.answers import (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from buildkit import stack as local_stack
 from buildkit.errors import UsageError
 from buildkit.recipe import Push, Recipe
-from buildkit.registry import Credentials, DefaultCredentials, FixedCredentials, RegistryOptions
+from buildkit.registry import Credentials, DefaultCredentials, FixedCredentials, RegistryClient, RegistryOptions
 from buildkit.registry.credentials import Credential, clean_secret
 from buildkit.registry.quirks import Quirk
 from buildkit.units import parse_size
@@ -100,6 +100,12 @@ def engine_host(text: str, *, environ: Mapping[str, str] = os.environ) -> str | 
         return None
     engine = local_stack.status(local_stack.default_folder()).components.get("engine")
     return engine.address if engine is not None and engine.owned and engine.condition == "running" else None
+
+
+def registry_reader() -> Callable[[str], RegistryClient]:
+    """Makes clients to read ``docker://`` sources with, by the user's own credentials. ``REGISTRY_TOKEN`` is meant for
+    the push target and is not sent to them."""
+    return lambda host: RegistryClient(host, credentials=DefaultCredentials(env_registry=""))
 
 
 def _quirks(text: str) -> tuple[frozenset[Quirk], frozenset[Quirk]]:

@@ -7,8 +7,8 @@ import threading
 from pathlib import Path
 from typing import BinaryIO
 
+from buildkit.blob import BlobState
 from buildkit.errors import BuildkitError
-from buildkit.image.blob import BlobState
 from buildkit.model import OCI_LAYER_GZIP, Descriptor, Digest
 
 

@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass
 from random import Random
 
+from buildkit.blob import Blob
 from buildkit.errors import BuildkitError, RegistryError
-from buildkit.image.blob import Blob
 from buildkit.model import OCI_CONFIG, OCI_LAYER_GZIP, OCI_MANIFEST, Descriptor, Digest, Manifest, Reference
 from buildkit.registry import (
     BytesAcknowledged,

@@ -1,0 +1,157 @@
+"""``check``: will this image run on the card it is for, and start without the network?"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from buildkit.check import CheckReport, run_check, same_fatbins
+from buildkit.check.start import StartSpec, prove_start
+from buildkit.cli import ReportedFailure, command, emit_json
+from buildkit.cuda.arch import Arch
+from buildkit.cuda.policy import PathException, Policy, VersionRange
+from buildkit.engine import Engine
+from buildkit.errors import StorageError, UsageError
+from buildkit.image.source import ImageSource
+from buildkit.image.transports import Location, open_source
+from buildkit.model import Platform
+from buildkit.progress import display
+from buildkit.recipe import Recipe, Start
+from buildkit.tasks import flags, resolve
+
+
+@command(
+    positional=["image"],
+    help={
+        "image": f"{flags.SOURCE}; or a folder, a wheel, a file (default: the recipe {resolve.DEFAULT_RECIPE})",
+        "require": "architecture that must run, like sm_70; may be given several times (default: the recipe's)",
+        "runtime": "range for the CUDA versions in the image, like '<13' (default: the recipe's)",
+        "no-jit": "do not accept code that runs only after the driver has compiled PTX",
+        "kernels": "list the kernels whose name matches this glob; may be given several times",
+        "same": "instead: prove that this library's fatbins are, byte for byte, in a file of --in",
+        "in": "with --same: where to look (default: the image)",
+        "run": "also start the image in the engine, read-only and without a network, by the recipe's probe",
+        "policy": "take requirements and start probe from this recipe, for an image that is not a recipe's",
+        "source": "how to read the engine's image: auto, direct (its data root) or save",
+        "platform": flags.PLATFORM,
+        "engine": flags.ENGINE,
+    },
+)
+def check(
+    context: Any,
+    image: str = "",
+    require: list[str] = [],  # noqa: B006  # invoke tells a list flag by its default
+    runtime: str = "",
+    no_jit: bool = False,
+    kernels: list[str] = [],  # noqa: B006
+    same: str = "",
+    in_: str = "",
+    run: bool = False,
+    policy: str = "",
+    source: str = "auto",
+    platform: str = "",
+    engine: str = "",
+    json: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Check from its bytes that an image (or a folder, wheel, file) runs on a GPU and starts without a network."""
+    host = flags.engine_host(engine)
+    if in_ and not same:
+        raise UsageError("--in goes with --same LIBRARY")
+    given = in_ or image
+    recipe: Recipe | None = None
+    what: str | Path = Path(given)
+    if not given or not os.path.exists(given) or ":" in given:
+        chosen = resolve.choose(given, engine_host=host)
+        what, recipe = chosen.source, chosen.recipe
+    if policy:
+        recipe = resolve.recipe_named(policy)
+
+    def open_image(text: str) -> ImageSource:
+        return open_source(
+            text,
+            engine_host=host,
+            method=source,
+            platform=Platform.parse(platform) if platform else None,
+            registry_client_factory=flags.registry_reader(),
+        )
+
+    with display(quiet=quiet) as shown:
+        shown.say(f"reading {what}")
+        if same:
+            proof = same_fatbins(same, what, open_image=open_image)
+            if json:
+                emit_json(proof.to_json())
+            else:
+                print(proof.summary())
+            if not proof.ok:
+                raise ReportedFailure(proof.summary())
+            return
+        report = run_check(
+            what,
+            policy_of(recipe, require=require, runtime=runtime, no_jit=no_jit),
+            kernels=kernels,
+            open_image=open_image,
+            prove=(lambda: _prove(what, recipe, host)) if run else None,
+        )
+    _summary(report)
+    if json:
+        emit_json(report.to_json())
+    elif quiet:
+        print(report.summary())
+    else:
+        report.render(Console(soft_wrap=True))
+        shown.say(f"{report.paths} paths in {report.seconds:.1f} s")
+    if not report.ok:
+        raise ReportedFailure(report.summary())
+
+
+def policy_of(recipe: Recipe | None, *, require: list[str], runtime: str, no_jit: bool) -> Policy:
+    """The flags over the recipe's. Raises UsageError."""
+    names = tuple(name for text in require for name in text.split(",") if name)
+    bound = runtime or (recipe.cuda.runtime if recipe else None)
+    return Policy(
+        require=tuple(Arch.parse(name) for name in names or (recipe.cuda.require if recipe else ())),
+        runtime=VersionRange.parse(bound) if bound else None,
+        exceptions=_exceptions(recipe.cuda.exceptions if recipe else ()),
+        start_exceptions=_exceptions(recipe.start.exceptions if recipe else ()),
+        allow_jit=not no_jit,
+    )
+
+
+def _exceptions(entries: Any) -> tuple[PathException, ...]:
+    return tuple(PathException(path=entry.path, reason=entry.reason) for entry in entries)
+
+
+def _prove(what: str | Path, recipe: Recipe | None, host: str | None) -> Any:
+    """Start the image as its recipe says (or as it is configured)."""
+    place = Location.parse(str(what))
+    if place.kind != "docker-daemon" or place.name is None:
+        raise UsageError(f"--run starts images of the engine, {what} is none", hint="docker load it first")
+    start = recipe.start if recipe else Start()
+    spec = StartSpec(
+        command=start.command,
+        environment=start.environment,
+        port=start.port,
+        health=start.health,
+        expect=start.expect,
+        writable=start.writable,
+        timeout=start.timeout,
+    )
+    with Engine.connect(host) as engine:
+        return prove_start(engine, place.name, spec)
+
+
+def _summary(report: CheckReport) -> None:
+    """Markdown for an Actions job's summary page."""
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not path:
+        return
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(report.to_markdown() + "\n")
+    except OSError as error:
+        raise StorageError(f"GITHUB_STEP_SUMMARY ({path}) cannot be written: {error.strerror}") from error
