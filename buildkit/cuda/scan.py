@@ -143,7 +143,8 @@ class _Findings:
     def __init__(self) -> None:
         self.problems: list[Problem] = []
         self._units: list[Unit] = []
-        self._cubins: dict[tuple[str, bool, bool], list[Entry]] = {}
+        self._cubins: dict[tuple[str, bool], list[Entry]] = {}
+        self._linked: set[tuple[str, bool]] = set()
         self._entries = 0
 
     @property
@@ -174,8 +175,10 @@ class _Findings:
         )
 
     def add_cubin(self, entry: Entry, place: str, *, linkable: bool, empty: bool) -> None:
-        """A lone cubin; those of the same place become one unit."""
-        self._cubins.setdefault((place, linkable, empty), []).append(entry)
+        """A lone cubin; those of the same place become one unit, relocatable ones among them or not."""
+        self._cubins.setdefault((place, empty), []).append(entry)
+        if not linkable:
+            self._linked.add((place, empty))
         self._entries += 1
 
     def problem(self, offset: int, message: str) -> None:
@@ -189,11 +192,11 @@ class _Findings:
                 offset=entries[0].offset,
                 size=entries[-1].offset + entries[-1].size - entries[0].offset,
                 place=place,
-                linkable=linkable,
+                linkable=(place, empty) not in self._linked,
                 empty=empty,
                 entries=tuple(entries),
             )
-            for (place, linkable, empty), entries in self._cubins.items()
+            for (place, empty), entries in self._cubins.items()
         ]
         return tuple(sorted([*self._units, *cubins], key=lambda unit: unit.offset))
 

@@ -84,6 +84,16 @@ def test_lone_cubins_of_a_section_are_alternatives() -> None:
     assert verdict(data, 90) is Verdict.MISSING
 
 
+def test_relocatable_cubins_beside_linked_ones_are_alternatives_too() -> None:
+    other = bytearray(make.cubin(62))
+    other[16:18] = b"\x01\x00"  # ET_REL
+    for pair in (bytes(other) + make.cubin(70), make.cubin(70) + bytes(other), make.cubin(60) + bytes(other)):
+        (unit,) = scan(make.elf(Part(name=".rodata", data=pair))).units
+        assert len(unit.entries) == 2
+        assert not unit.linkable
+    assert verdict(make.elf(Part(name=".rodata", data=bytes(other) + make.cubin(70)))) is Verdict.NATIVE
+
+
 def test_ptx_text_counts_by_module() -> None:
     both = make.ptx_text("sm_70") + b"\0" + make.ptx_text("sm_80") + b"\0"
     data = make.elf(Part(name=".rodata", data=b"\0" + both))
