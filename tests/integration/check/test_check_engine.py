@@ -137,7 +137,7 @@ def test_an_unhealthy_server_is_a_result(engine: Engine, image: str) -> None:
         ("echo $GREETING", StartSpec(environment={"GREETING": "hello"}, expect="hello"), True, "ended with 0"),
         ("touch /srv/x", StartSpec(), False, "ended with 1"),
         ("touch /tmp/x", StartSpec(), True, "ended with 0"),
-        ("touch /work/x", StartSpec(writable=("/tmp", "/work")), True, "ended with 0"),
+        ("touch /cache/x", StartSpec(writable=("/tmp", "/cache")), True, "ended with 0"),
         ("exec 3<>/dev/tcp/192.0.2.1/80", StartSpec(), False, "ended with 1"),
         ("sleep 60", StartSpec(timeout=1), False, "did not end within 1 s"),
         ("exit 5", StartSpec(port=1, health="/x"), False, "ended with 5 before it was healthy"),
