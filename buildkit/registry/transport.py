@@ -315,7 +315,11 @@ class Transport:
             pass
 
         class Secure(Tracked, HTTPSConnection):
-            pass
+            def connect(self) -> None:
+                super().connect()
+                if insecure:
+                    # The user named this host; urllib3's warning at every request would tell nothing new.
+                    self.is_verified = True
 
         class PlainPool(HTTPConnectionPool):
             ConnectionCls = Plain
@@ -431,8 +435,6 @@ def _failure_of(error: BaseException) -> Failure:
             return Failure(kind="tls", detail=f"the certificate is not trusted: {words}", final=True)
     if any(isinstance(link, NameResolutionError | socket.gaierror) for link in chain):
         return Failure(kind="connect", detail="the name cannot be resolved")
-    if any(isinstance(link, ConnectTimeoutError) for link in chain):
-        return Failure(kind="connect", detail="no connection within the time-out")
     for link in chain:
         if isinstance(link, ssl.SSLError) and not isinstance(link, ssl.SSLEOFError | ssl.SSLZeroReturnError):
             name = one_line(link.reason or "TLS failed", 80)
@@ -440,6 +442,8 @@ def _failure_of(error: BaseException) -> Failure:
     if any(isinstance(link, NewConnectionError) for link in chain):
         number = next((link.errno for link in chain if isinstance(link, OSError) and link.errno), None)
         return Failure(kind="connect", detail=f"no connection: {os.strerror(number).lower() if number else 'refused'}")
+    if any(isinstance(link, ConnectTimeoutError) for link in chain):
+        return Failure(kind="connect", detail="no connection within the time-out")
     if any(isinstance(link, ReadTimeoutError | TimeoutError) for link in chain):
         return Failure(kind="timeout", detail="no answer within the time-out")
     if any(isinstance(link, http.client.RemoteDisconnected | http.client.IncompleteRead) for link in chain):

@@ -6,12 +6,14 @@ import contextlib
 import gzip
 import re
 import socket
+import ssl
 import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -55,15 +57,22 @@ class FaultServer:
     """A registry of one profile behind one port. ``script`` says which requests meet which fault, each once.
 
     ``limit`` is the edge's: a larger body is refused with an HTML 413 before it reaches the registry, and the
-    connection is closed without reading it, as nginx does.
+    connection is closed without reading it, as nginx does. ``tls`` is a PEM file with key and certificate.
     """
 
-    def __init__(self, profile: Profile, *, limit: int | None = None) -> None:
+    def __init__(self, profile: Profile, *, limit: int | None = None, tls: Path | None = None) -> None:
         self.profile = profile
         self.limit = limit
         self.reset()
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.owner = self
+        if tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(tls)
+            # The handshake belongs to the connection's thread: one that fails must not stop the others.
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._thread.start()
 

@@ -60,7 +60,8 @@ def everything(server: FaultServer, state: Path) -> None:
 
 _names = st.sampled_from(
     [
-        "Location", "Range", "Retry-After", "WWW-Authenticate", "Content-Type", "Content-Encoding", "Docker-Content-Digest",
+        "Location", "Range", "Retry-After", "WWW-Authenticate", "Content-Type", "Content-Encoding",
+        "Docker-Content-Digest",
         "OCI-Chunk-Min-Length", "OCI-Chunk-Max-Length", "Content-Length", "Server", "CF-RAY", "Docker-Upload-UUID",
         "Content-Range", "Transfer-Encoding", "Connection", "X",
     ]
@@ -70,8 +71,10 @@ _values = st.one_of(
     st.integers(-(10**25), 10**25).map(str),
     st.sampled_from(
         [
-            "gzip", "deflate", "chunked", "close", "0-0", "0--1", "bytes 0-5/6", "/v2/x/blobs/uploads/zz", "https://", "//",
-            "Bearer realm=", 'Bearer realm="http://127.0.0.1:1/token"', "Basic", "sha256:" + "0" * 64, "http://[", "*" * 60_000,
+            "gzip", "deflate", "chunked", "close", "0-0", "0--1", "bytes 0-5/6", "/v2/x/blobs/uploads/zz", "https://",
+            "//",
+            "Bearer realm=", 'Bearer realm="http://127.0.0.1:1/token"', "Basic", "sha256:" + "0" * 64, "http://[",
+            "*" * 60_000,
         ]
     ),
 )  # fmt: skip
