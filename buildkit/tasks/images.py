@@ -16,13 +16,16 @@ from buildkit.engine import Engine
 from buildkit.errors import BuildkitError, UsageError, one_line
 from buildkit.image.cache import BlobCache, cache_limit, cache_root
 from buildkit.image.compress import DEFAULT_CODEC, Codec
+from buildkit.image.source import ImageSource
 from buildkit.image.transports import open_source
 from buildkit.model import Platform, Reference
 from buildkit.progress import display
 from buildkit.push import PushOptions, PushReport, plan_push
 from buildkit.push import push as push_image
 from buildkit.registry import CancelToken, RegistryClient
+from buildkit.split.rewrite import DEFAULT_LIMIT, SplitOptions, split_image
 from buildkit.tasks import flags, resolve
+from buildkit.tasks.split import Progress
 from buildkit.units import format_duration, parse_duration
 from buildkit.verify import pull_check as check_pull
 
@@ -106,6 +109,7 @@ def build(
         "source": "how to read the engine's image: auto, direct (its data root) or save",
         "mount-from": "repositories on the same registry that may hold the layers, by commas",
         "verify": "after the push: quick (manifest and sizes) or deep (read every byte back)",
+        "split": "divide layers above the limit first, so that any client can pull and push them (recipe: push.split)",
         "no-cache": "keep no compressed layer after the push",
         "quirks": "registry quirks that are known: NAME, or no:NAME to forbid one; by commas",
         "dry-run": "print the plan and send nothing",
@@ -129,6 +133,7 @@ def push(
     source: str = "auto",
     mount_from: str = "",
     verify: str = "quick",
+    split: bool = False,
     no_cache: bool = False,
     quirks: str = "",
     dry_run: bool = False,
@@ -173,13 +178,14 @@ def push(
     who = flags.credentials(target.repository.registry, username=username, password_stdin=password_stdin)
     cancel = CancelToken()
     dry = dry_run or bool(context.config.run.dry)
+    wants_split = split or (chosen.recipe is not None and chosen.recipe.push.split)
     with ExitStack() as stack:
         shown = stack.enter_context(display(quiet=quiet))
         client = stack.enter_context(
             RegistryClient(target.repository.registry, credentials=who, options=options, observer=shown, cancel=cancel)
         )
         cache = BlobCache(cache_root(), limit=cache_limit(), keep=not no_cache)
-        opened = stack.enter_context(
+        opened: ImageSource = stack.enter_context(
             open_source(
                 chosen.source,
                 engine_host=host,
@@ -190,6 +196,12 @@ def push(
                 ),
             )
         )
+        if wants_split:
+            divide = SplitOptions(limit=options.limit or DEFAULT_LIMIT, codec=settings.codec, threads=settings.threads)
+            done = stack.enter_context(split_image(opened, divide, progress=Progress(shown, opened.name)))
+            for warning in (*done.report.warnings, *done.report.invalidated):
+                shown.say(f"note: {warning}")
+            opened = done.image
         if dry:
             plan = plan_push(opened, target, client=client, cache=cache, options=settings)
             report = None
