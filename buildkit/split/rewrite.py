@@ -306,6 +306,9 @@ class _Split:
             spool=self.spool,
         )
         stored = trial.run(media_type)
+        if stored is None and self.source.random_access:
+            with self.source.open(stream.index) as fresh:
+                return self._divide(fresh, fresh, media_type)
         if stored is None:
             return self._divide(stream, trial.again(), media_type)
         self.progress(trial.tar_size)
