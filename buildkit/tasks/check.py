@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from buildkit.check import CheckReport, run_check, same_fatbins
-from buildkit.check.start import StartSpec, prove_start
+from buildkit.check.recipe import policy_of, start_spec_of
+from buildkit.check.start import StartProof, StartSpec, prove_start
 from buildkit.cli import ReportedFailure, command, emit_json
 from buildkit.cuda.arch import Arch
-from buildkit.cuda.policy import PathException, Policy, VersionRange
+from buildkit.cuda.policy import Policy, VersionRange
 from buildkit.engine import Engine
 from buildkit.errors import StorageError, UsageError
 from buildkit.image.source import ImageSource
 from buildkit.image.transports import Location, open_source
 from buildkit.model import Platform
 from buildkit.progress import display
-from buildkit.recipe import Recipe, Start
+from buildkit.recipe import Recipe
 from buildkit.tasks import flags, resolve
 
 
@@ -92,7 +94,7 @@ def check(
             return
         report = run_check(
             what,
-            policy_of(recipe, require=require, runtime=runtime, no_jit=no_jit),
+            _policy(recipe, require=require, runtime=runtime, no_jit=no_jit),
             kernels=kernels,
             open_image=open_image,
             prove=(lambda: _prove(what, recipe, host)) if run else None,
@@ -109,38 +111,23 @@ def check(
         raise ReportedFailure(report.summary())
 
 
-def policy_of(recipe: Recipe | None, *, require: list[str], runtime: str, no_jit: bool) -> Policy:
+def _policy(recipe: Recipe | None, *, require: list[str], runtime: str, no_jit: bool) -> Policy:
     """The flags over the recipe's. Raises UsageError."""
-    names = tuple(name for text in require for name in text.split(",") if name)
-    bound = runtime or (recipe.cuda.runtime if recipe else None)
-    return Policy(
-        require=tuple(Arch.parse(name) for name in names or (recipe.cuda.require if recipe else ())),
-        runtime=VersionRange.parse(bound) if bound else None,
-        exceptions=_exceptions(recipe.cuda.exceptions if recipe else ()),
-        start_exceptions=_exceptions(recipe.start.exceptions if recipe else ()),
-        allow_jit=not no_jit,
-    )
+    asked = policy_of(recipe) if recipe is not None else Policy()
+    names = [name for text in require for name in text.split(",") if name]
+    if names:
+        asked = replace(asked, require=tuple(Arch.parse(name) for name in names))
+    if runtime:
+        asked = replace(asked, runtime=VersionRange.parse(runtime))
+    return replace(asked, allow_jit=asked.allow_jit and not no_jit)
 
 
-def _exceptions(entries: Any) -> tuple[PathException, ...]:
-    return tuple(PathException(path=entry.path, reason=entry.reason) for entry in entries)
-
-
-def _prove(what: str | Path, recipe: Recipe | None, host: str | None) -> Any:
+def _prove(what: str | Path, recipe: Recipe | None, host: str | None) -> StartProof:
     """Start the image as its recipe says (or as it is configured)."""
     place = Location.parse(str(what))
     if place.kind != "docker-daemon" or place.name is None:
         raise UsageError(f"--run starts images of the engine, {what} is none", hint="docker load it first")
-    start = recipe.start if recipe else Start()
-    spec = StartSpec(
-        command=start.command,
-        environment=start.environment,
-        port=start.port,
-        health=start.health,
-        expect=start.expect,
-        writable=start.writable,
-        timeout=start.timeout,
-    )
+    spec = start_spec_of(recipe) if recipe is not None else StartSpec()
     with Engine.connect(host) as engine:
         return prove_start(engine, place.name, spec)
 
