@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import http.client
+import io
 import os
 import select
 import socket
@@ -69,11 +70,34 @@ class _Outgoing:
         self.sent = 0
 
 
+class _WholeLines(io.BufferedReader):
+    """Lines end with a line break, or the connection ended early.
+
+    http.client takes the end of the connection for the end of a status line or of the headers, and so reads
+    ``HTTP/1.1 202 Acc`` as an answer without Location.
+    """
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(size)
+        whole = line.endswith(b"\n") or (size is not None and 0 <= size <= len(line))
+        if not whole:
+            raise http.client.RemoteDisconnected("the connection ended within a line")
+        return line
+
+
+class _WholeResponse(http.client.HTTPResponse):
+    def __init__(self, sock: socket.socket, *arguments: Any, **named: Any) -> None:
+        super().__init__(sock, *arguments, **named)
+        self.fp.close()
+        self.fp = _WholeLines(sock.makefile("rb", buffering=0))
+
+
 class _StreamingMixin:
     """Sends an ``_Outgoing`` from its reader, watching for an early answer; knows whether it may be used again."""
 
     sock: Any
     spoiled = False
+    response_class: Any = _WholeResponse
 
     def connect(self) -> None:
         self.spoiled = False
@@ -161,9 +185,6 @@ class Transport:
                 data = _read_capped(response, limit)
                 fields = _header_fields(response)
                 status = response.status
-                if not fields:
-                    # A connection that ends within the status line still parses; every real answer has a header.
-                    raise _Failed(Failure(kind="dropped", detail="the answer was cut off"), sent())
         except _Failed as failed:
             return Failure(
                 kind=failed.failure.kind,

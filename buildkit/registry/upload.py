@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from buildkit.blob import BlobState
-from buildkit.errors import BuildkitError, ProtocolError, RegistryError, SizeRefusedError
+from buildkit.errors import AuthError, BuildkitError, ProtocolError, RegistryError, SizeRefusedError
 from buildkit.model import Descriptor, Digest
 from buildkit.registry import chunks
 from buildkit.registry.answers import (
@@ -328,7 +328,10 @@ class Upload:
                 scopes=(*self._scopes, pull_scope(source)),
                 headers={"Content-Length": "0"},
             )
-            reply = yield from self._ask(request)
+            try:
+                reply = yield from self._ask(request)
+            except AuthError:
+                continue  # no token for the other repository; our own may still be written to
             if isinstance(reply, Answer) and reply.status == 201 and (yield from self._exists(descriptor)):
                 return True
             if isinstance(reply, Answer) and reply.status == 202:
@@ -737,8 +740,8 @@ class Upload:
         lost = self._session.offset if self._session is not None else 0
         if restart.delete:
             yield from self._delete_session()
-        self._session = None
-        self._resume = None
+        self._session = self._resume = None
+        self._resumed_at = 0
         yield Note(point=None)
         if not restart.free:
             error = restart.cause or ProtocolError(f"{self._plan.label}: {restart.why}, again and again")

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from buildkit.errors import BuildkitError, DigestMismatchError
-from buildkit.model import OCI_LAYER_GZIP, Descriptor, Digest, Reference
+from buildkit.model import OCI_LAYER_GZIP, OCI_MANIFEST, Descriptor, Digest, Manifest, Reference
 from buildkit.registry import Anonymous, RegistryClient
 
 KINDS = ("ping", "head", "start", "patch", "status", "close", "read", "manifest-put", "manifest-head", "manifest-get")
@@ -214,3 +214,20 @@ def test_a_redirected_blob_is_read_without_the_credential(server: FaultServer, t
                 assert b"".join(client.read_blob(REPOSITORY, blob.descriptor)) == blob.data
         assert set(store.authorizations) == {""}
         assert store.seen["read"] == 1
+
+
+@pytest.mark.parametrize("kind", ["start", "patch", "close", "head", "manifest-get", "manifest-put"])
+def test_an_answer_cut_off_anywhere_in_its_head_is_no_answer(server: FaultServer, kind: str, tmp_path: Path) -> None:
+    """Every prefix of a true head, and a whole one without any field, which is an answer."""
+    head = b"HTTP/1.1 202 Accepted\r\nLocation: /v2/team/app/blobs/uploads/00\r\nContent-Length: 0\r\n\r\n"
+    reference = Reference(registry=server.registry, repository=REPOSITORY, tag="t")
+    config = MemoryBlob(b"{}", label="config")
+    raw = Manifest.build(config=config.descriptor, layers=[]).raw
+    for cut in range(0, len(head), 3):
+        server.reset({(kind, 0): Fault(name="cut", raw=head[:cut])})
+        with client_for(server, tmp_path / f"{cut}") as client:
+            report = client.upload(REPOSITORY, config)
+            assert server.model.blobs[REPOSITORY, str(report.digest)] == config.data
+            client.put_manifest(reference, raw, OCI_MANIFEST)
+            assert client.get_manifest(reference).raw == raw
+        assert not server.script

@@ -143,6 +143,7 @@ def test_a_resumed_session_with_other_bytes_is_found_out_and_started_again(tmp_p
         with client_for(server, tmp_path) as client:
             report = client.upload(REPOSITORY, other, key="same key")
         assert len(report.restarts) == 1
+        assert (report.outcome, report.resumed_at) == ("uploaded", 0)
         assert server.model.blobs[REPOSITORY, str(other.descriptor.digest)] == other.data
 
 
@@ -306,6 +307,16 @@ def test_gitea_poisoned_session_is_deleted_and_named(tmp_path: Path) -> None:
         assert Quirk.POISONED_SESSION in report.quirks
         assert server.seen["cancel"] == 1
         assert server.model.open_sessions == 0
+
+
+def test_a_repository_that_may_not_be_read_is_no_obstacle_when_mounting(tmp_path: Path) -> None:
+    refused = Fault(name="denied", status=403, headers={"Content-Type": "application/json"}, body=b"{}")
+    with FaultServer(GITEA_1_26) as server, client_for(server, tmp_path) as client:
+        client.head_blob(REPOSITORY, Digest.of(b""))
+        server.reset({("token", 1): refused})  # the first is for pushing, the second for the other repository
+        report = client.upload(REPOSITORY, MemoryBlob(data_of(SIZE)), mount_from=["someone/else"])
+        assert report.outcome == "uploaded"
+        assert not server.script
 
 
 def test_expired_tokens_are_renewed_within_the_session(tmp_path: Path) -> None:
