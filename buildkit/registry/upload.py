@@ -416,16 +416,15 @@ class Upload:
             offset=point.offset,
         )
         self._session = session
+        # A note must never stand in the way: whatever is wrong with it, and be it the host that it names, half of the
+        # budget is left for a fresh start, where a fault that is not the note's shows itself again.
         request, reply = yield from self._ask_status(session)
-        while is_retryable(reply):
+        while is_retryable(reply) and self._budget.left > self._budget.limit // 2:
             yield from self._pause(request, reply)
             request, reply = yield from self._ask_status(session)
-        assert isinstance(reply, Answer)
-        if reply.status in (401, 403):
-            raise error_for(request, reply)
-        told = stored_bytes(reply.headers.get("range"))
-        if reply.status not in (200, 204) or not told:
-            if reply.status != 404:
+        told = stored_bytes(reply.headers.get("range")) if isinstance(reply, Answer) else None
+        if not isinstance(reply, Answer) or reply.status not in (200, 204) or not told:
+            if isinstance(reply, Answer) and reply.status not in (401, 403, 404):
                 yield from self._delete_session()
             self._session = None
             return None

@@ -148,8 +148,8 @@ def test_a_resumed_session_with_other_bytes_is_found_out_and_started_again(tmp_p
 
 
 def test_a_forgotten_session_and_a_broken_journal_mean_a_fresh_start(tmp_path: Path) -> None:
-    for damage in ("forget", "garbage", "other host", "traversal"):
-        with FaultServer(DISTRIBUTION_3) as server:
+    for damage in ("forget", "garbage", "dead host", "closed host", "traversal"):
+        with FaultServer(replace(DISTRIBUTION_3, auth="basic")) as server:
             state = tmp_path / damage
             token = CancelToken()
             blob = MemoryBlob(data_of(SIZE))
@@ -164,7 +164,9 @@ def test_a_forgotten_session_and_a_broken_journal_mean_a_fresh_start(tmp_path: P
             elif damage == "garbage":
                 note.write_bytes(os.urandom(300))
             else:
-                where = "http://127.0.0.1:1/x" if damage == "other host" else "../../../etc"
+                # "localhost" is another host than 127.0.0.1: asked without the credential, it says 401.
+                closed = f"http://localhost:{server.registry.rpartition(':')[2]}/v2/{REPOSITORY}/blobs/uploads/00"
+                where = {"dead host": "http://127.0.0.2:1/x", "closed host": closed}.get(damage, "../../../etc")
                 text = note.read_text()
                 start = text.index('"location": "') + len('"location": "')
                 note.write_text(text[:start] + where + text[text.index('"', start) :])
