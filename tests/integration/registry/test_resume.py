@@ -83,7 +83,7 @@ def test_a_killed_push_goes_on_from_what_the_registry_holds(number: int, tmp_pat
             # The body that was under way when the kill came may have arrived in full (or arrive only now). Where the
             # Location changes with every chunk, the killed process then never learned the one that counts.
             lost = {0} if profile.state != "none" else set()
-            assert report.resumed_at in {held, held + CHUNK} | lost
+            assert report.resumed_at in {held, min(held + CHUNK, SIZE)} | lost
             assert report.bytes_sent <= SIZE - report.resumed_at + 2 * CHUNK
 
 
