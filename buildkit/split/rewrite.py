@@ -34,11 +34,11 @@ from buildkit.split.bonds import find_bonds
 from buildkit.split.config import divided_config
 from buildkit.split.image import NewLayer, SplitImage
 from buildkit.split.measure import Foreseen, Measured, hash_recipe, measure
-from buildkit.split.planner import MIN_LIMIT, Budget, plan, recut
+from buildkit.split.planner import MIN_LIMIT, Budget, Part, plan, recut
 from buildkit.split.report import LayerReport, PartReport, SplitReport
 from buildkit.split.spool import Range, Spool, Stored, assembled
 from buildkit.split.store import Recipe, Store
-from buildkit.split.survey import EVERY, part_report, survey
+from buildkit.split.survey import SHARE, part_report, survey
 from buildkit.split.trial import Trial
 from buildkit.units import format_size
 
@@ -351,16 +351,15 @@ class _Split:
         bonds = find_bonds(store.inventory)
         store.recut(recut(store.table.atoms, bonds, budget, store.table.sizes))
         parts = plan(store.inventory, store.table.atoms, bonds, budget, store.sizes())
-        share = _share(store)
         found = self._parts(measured, [store.recipe(part) for part in parts])
         layers, reports = [], []
-        for part, (recipe, foreseen) in zip(parts, found, strict=True):
+        for part, (recipe, foreseen), predicted in zip(parts, found, _predicted(store, parts), strict=True):
             new = self._new_layer(store, recipe, foreseen, media_type)
             assert new.descriptor.size == part.size, "sizes of segments add up"
             layers.append(new)
             reports.append(
                 replace(
-                    part_report(store.inventory, store.table.atoms, part, share=share),
+                    part_report(store.inventory, store.table.atoms, part, predicted=predicted),
                     size=part.size,
                     digest=new.descriptor.digest,
                     diff_id=new.layer.diff_id,
@@ -495,8 +494,20 @@ def _invalidated(source: ImageSource, manifest: Manifest) -> tuple[str, ...]:
     return tuple(out)
 
 
-def _share(store: Store) -> float:
-    """Compressed to uncompressed bytes, by the sample that a quick dry run takes."""
-    sample = [number for atom in range(len(store.table.sizes)) for number in store.table.segments(atom)][::EVERY]
-    size, tar_size = sum(store.spool.size[n] for n in sample), sum(store.spool.input[n] for n in sample)
-    return size / tar_size if tar_size else 1.0
+def _predicted(store: Store, parts: Sequence[Part]) -> list[int]:
+    """What a sample of every sixteenth segment foretells of the parts' sizes, beside the exact ones."""
+    table, spool = store.table, store.spool
+    sample = [number for atom in range(len(table.sizes)) for number in table.segments(atom)][::SHARE]
+    size, tar_size = sum(spool.size[n] for n in sample), sum(spool.input[n] for n in sample)
+    share = size / tar_size if tar_size else 1.0
+    sampled = set(sample)
+    out = []
+    for part in parts:
+        total = 0.0
+        for atom in part.atoms:
+            numbers = table.segments(atom)
+            known = [n for n in numbers if n in sampled]
+            own = sum(spool.size[n] for n in known) / sum(spool.input[n] for n in known) if known else share
+            total += own * sum(spool.input[n] for n in numbers)
+        out.append(round(total))
+    return out

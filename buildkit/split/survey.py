@@ -1,4 +1,4 @@
-"""Foretells a layer's parts from a sample: everything is read, but only one segment in sixteen is compressed."""
+"""Foretells a layer's parts from a sample: everything is read, but only a sixteenth of each segment is compressed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from buildkit.split.measure import Buffers, Place, Raw, feed
 from buildkit.split.planner import Atoms, Budget, Part, Sizes, plan, recut
 from buildkit.split.report import MAX_NAMED, Indivisible, PartReport
 
-EVERY = 16
-"""One segment in so many is the sample."""
+SHARE = 16
+"""One byte in so many is compressed."""
+_LEAST = 2**14
+"""Bytes that are compressed at least, where there are so many: less says little."""
 _DIRECTORY = 200
 """Bytes that a repeated directory's entry takes, about."""
 
@@ -36,32 +38,33 @@ def survey(
     reader = TarReader(tar, where=where)
     inventory = Inventory(where=where)
     atoms = Atoms()
-    sampled = [0, 0]
-    seen = 0
+    predictions: list[int] = []  # for each atom
     buffers = Buffers(1)
 
     def emit(raw: Raw, place: Place) -> None:
-        nonlocal seen
-        if seen % EVERY == 0:
-            sampled[0] += len(raw)
-            sampled[1] += compress_segment(codec, raw).size
-        seen += 1
+        # From the middle, because files begin with what is not like the rest.
+        size = min(len(raw), max(_LEAST, len(raw) // SHARE))
+        at = (len(raw) - size) // 2
         if place.opens:
+            predictions.append(0)
             atoms.first.append(place.first)
             atoms.end = place.first + 1
         if place.stop is not None:
             atoms.end = place.stop
+        predictions[-1] += compress_segment(codec, raw[at : at + size]).size * len(raw) // size
         progress(len(raw))
         if isinstance(raw, memoryview):
             buffers.give(raw)
 
     feed(reader, inventory, codec, budget, emit, buffers)
     progress(reader.finish())
-    share = sampled[1] / sampled[0] if sampled[0] else 1.0
+    share = sum(predictions) / max(1, tar_size_of(inventory, atoms, range(len(atoms))))
 
     def sizes_of(table: Atoms) -> Sizes:
+        """By atom; a piece of an atom that was cut further has its share."""
+        shares = ((atoms.of(table.first[n]), tar_size_of(inventory, table, (n,))) for n in range(len(table)))
         return Sizes(
-            atoms=[round(tar_size_of(inventory, table, (atom,)) * share) for atom in range(len(table))],
+            atoms=[predictions[a] * size // tar_size_of(inventory, atoms, (a,)) for a, size in shares],
             global_header=lambda number: round(len(reader.globals[number].raw) * share),
             directory=lambda _: _DIRECTORY,
         )
@@ -69,15 +72,14 @@ def survey(
     bonds = find_bonds(inventory)
     sizes = sizes_of(atoms)
     cuts = recut(atoms, bonds, budget, sizes.atoms)
-    if cuts:
-        atoms = Atoms((e for a, first in enumerate(atoms.first) for e in (first, *cuts.get(a, ()))), end=atoms.end)
-        sizes = sizes_of(atoms)
-    parts = plan(inventory, atoms, bonds, budget, sizes)
+    fine = Atoms((e for a, first in enumerate(atoms.first) for e in (first, *cuts.get(a, ()))), end=atoms.end)
+    sizes = sizes_of(fine)
+    parts = plan(inventory, fine, bonds, budget, sizes)
     return Survey(
         entries=len(inventory),
         tar_size=reader.offset,
-        predicted=round(reader.offset * share),
-        parts=tuple(part_report(inventory, atoms, part, share=share) for part in parts),
+        predicted=sum(predictions) + budget.overhead,
+        parts=tuple(part_report(inventory, fine, part, predicted=part.size) for part in parts),
     )
 
 
@@ -90,14 +92,13 @@ def tar_size_of(inventory: Inventory, atoms: Atoms, numbers: Iterable[int]) -> i
     return total
 
 
-def part_report(inventory: Inventory, atoms: Atoms, part: Part, *, share: float) -> PartReport:
-    """A part for people; ``share`` is the sample's ratio of compressed to uncompressed bytes."""
-    tar_size = tar_size_of(inventory, atoms, part.atoms) + sum(inventory.length[e] for e in part.carried) + 1024
+def part_report(inventory: Inventory, atoms: Atoms, part: Part, *, predicted: int) -> PartReport:
+    """A part for people."""
     return PartReport(
         entries=sum(len(atoms.entries(atom)) for atom in part.atoms),
         carried=len(part.carried),
-        tar_size=tar_size,
-        predicted=round(tar_size * share),
+        tar_size=tar_size_of(inventory, atoms, part.atoms) + sum(inventory.length[e] for e in part.carried) + 1024,
+        predicted=predicted,
         size=None,
         indivisible=indivisible(inventory, atoms, part) if part.indivisible else None,
     )

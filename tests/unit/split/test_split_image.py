@@ -392,3 +392,48 @@ def test_damaged_layer_never_gives_an_image(case: Any, random_access: bool) -> N
         source.tars[index] = bytes(broken)
         with pytest.raises(BuildkitError):
             split_image(source, options(limit=5000))
+
+
+# Stable boundaries ---------------------------------------------------------------------------------------------------
+
+
+def package_tree(changed: frozenset[int] = frozenset(), first: bytes = b"") -> bytes:
+    """Two hundred packages of a few files; ``changed`` ones are another build, ``first`` stands before everything."""
+    parts = [first, directory(b"srv")]
+    for package in range(200):
+        draw = random.Random(package + (10_000 if package in changed else 0))
+        sizes = [random.Random(package).randrange(4000) for _ in range(5)]
+        parts.append(directory(b"srv/%03d" % package))
+        parts += [file(b"srv/%03d/%d" % (package, n), draw.randbytes(size)) for n, size in enumerate(sizes)]
+    return tar(*parts)
+
+
+def parts_of(layer: bytes, stable: bool) -> dict[str, int]:
+    report = dry_run(TarsSource([layer]), options(limit=100_000, stable=stable))
+    return {str(part.digest): part.size or 0 for part in report.layers[0].parts}
+
+
+def used_again(before: dict[str, int], after: dict[str, int]) -> float:
+    return sum(size for digest, size in after.items() if digest in before) / sum(after.values())
+
+
+def test_small_change_moves_few_boundaries() -> None:
+    base, packed = (parts_of(package_tree(), stable) for stable in (True, False))
+    assert len(packed) > 15
+    assert len(base) < 1.4 * len(packed)
+    for change in (
+        {"first": file(b"new", b"a small file at the front")},
+        {"first": file(b"new", filler(3, 9000))},
+        {"changed": frozenset([50])},
+        {"changed": frozenset([199])},
+        {"changed": frozenset([7, 150])},
+    ):
+        again = used_again(base, parts_of(package_tree(**change), True))
+        assert again > 0.8, change
+
+
+def test_packing_in_order_moves_every_boundary_behind_a_change() -> None:
+    """What the stable layout is for."""
+    before = parts_of(package_tree(), False)
+    after = parts_of(package_tree(first=file(b"new", filler(3, 9000))), False)
+    assert used_again(before, after) < 0.3
