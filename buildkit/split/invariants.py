@@ -87,7 +87,18 @@ class _Check:
             for target in self._by_name.get(link.target, ()):
                 if self._part_of[target] != self._part_of[link.entry]:
                     yield f"{self._inv.show(link.entry)} is apart from its target"
+        missing: dict[bytes, int] = {}
+        for link in self._inv.links(HARDLINK):
+            if link.target not in self._by_name:
+                first = missing.setdefault(link.target, self._part_of[link.entry])
+                if first != self._part_of[link.entry]:
+                    yield f"links to {link.target!r} in a lower layer are in several parts"
         for e, name in enumerate(self._names):
+            directory, _, base = name.rpartition(b"/")
+            if base.startswith(WHITEOUT):
+                for other in self._at(_joined(directory, base[len(WHITEOUT) :])):
+                    if self._part_of[other] != self._part_of[e]:
+                        yield f"{self._inv.show(e)} is apart from what it deletes"
             for above in _above(name):
                 for other in self._by_name.get(above, ()):
                     if self._inv.kind[other] != DIRECTORY and self._part_of[other] != self._part_of[e]:
@@ -154,8 +165,7 @@ class _Check:
         for e in entries:
             directory, _, base = self._names[e].rpartition(b"/")
             if base.startswith(WHITEOUT):
-                hidden = (directory + b"/" if directory else b"") + base[len(WHITEOUT) :]
-                join([e, *self._by_name.get(hidden, ())])
+                join([e, *self._at(_joined(directory, base[len(WHITEOUT) :]))])
         # What symbolic links bind beyond names is not worked out here: one such entry excuses the part.
         paths = {above for name in {self._names[e] for e in entries} | set(targets) for above in _above(name)}
         if any(self._inv.kind[other] != DIRECTORY for path in paths for other in self._at(path)):
@@ -164,6 +174,10 @@ class _Check:
 
     def _at(self, name: bytes) -> Sequence[int]:
         return self._by_name.get(name, ())
+
+
+def _joined(directory: bytes, base: bytes) -> bytes:
+    return directory + b"/" + base if directory else base
 
 
 def _above(name: bytes) -> Iterator[bytes]:

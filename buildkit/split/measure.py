@@ -199,7 +199,8 @@ class _Feeder:
         self._reader = reader
         self._inventory = inventory
         self._segment = codec.segment
-        self._budget = budget
+        self._most = min(budget.atom, codec.segment)
+        self._stable = budget.stable
         self._emit = emit
         self._pending: list[bytes] = []
         self._size = 0
@@ -210,7 +211,7 @@ class _Feeder:
     def run(self) -> None:
         for entry in self._reader:
             number = self._inventory.add(entry)
-            if entry.span >= LARGE or entry.span > self._budget.atom:
+            if entry.span >= LARGE or entry.span > self._most:
                 self._flush(number)
                 self._alone(entry, number)
             else:
@@ -232,10 +233,10 @@ class _Feeder:
         self._last = entry.span
 
     def _ends_before(self, span: int, number: int) -> bool:
-        most = self._budget.atom
+        most = self._most
         if self._size + span > most:
             return True
-        if not self._budget.stable or self._size < most // 8:
+        if not self._stable or self._size < most // 8:
             return False
         # By chance of the path's hash, one cut in every quarter of the largest atom's bytes.
         return self._inventory.cut[number] * (most // 4) < self._last << 32

@@ -227,6 +227,35 @@ def test_zstd_needs_oci_media_types() -> None:
         split_image(TarsSource([many()], blobs=True), options(codec=Codec.parse("zstd")))
 
 
+@pytest.mark.parametrize("stable", [True, False])
+@pytest.mark.parametrize("limit", [9_000, 30_000, 61_000, 150_000])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("mixed", [True, False])
+def test_files_of_many_segments(stable: bool, limit: int, seed: int, mixed: bool) -> None:
+    """They are hashed before it is known which part they join; here a segment is 2 kB, not 4 MB."""
+    draw = random.Random(seed)
+    parts = [directory(b"d"), directory(b"d/e")]
+    for n in range(40):
+        size = draw.choice([100, 3000, 20_000, 60_000])
+        # Compressible and not, in turns, so that what is expected of a file's size is wrong both ways.
+        data = draw.randbytes(size) if not mixed or draw.random() < 0.5 else draw.randbytes(7) * (size // 7)
+        parts.append(directory(b"d/e/%d" % n) + file(b"d/e/%d/f" % n, data))
+    parts.append(hardlink(b"z", b"d/e/3/f") + file(b"d/.wh.gone"))
+    source = TarsSource([tar(*parts)])
+    with split_image(source, options(limit=limit, stable=stable, codec=Codec(segment=2048))) as result:
+        assert compare(flatten(source), flatten(result.image)).equal
+        local = 0
+        for index, (layer, blob) in enumerate(zip(result.image.layers, blobs_of(result.image), strict=True)):
+            assert layer.blob is not None
+            assert (Digest.of(blob), len(blob)) == (layer.blob.digest, layer.blob.size)
+            assert Digest.of(gzip.decompress(blob)) == layer.diff_id
+            if (found := result.image.local_blob(index)) is not None:
+                with found:
+                    found.verify()
+                    local += 1
+        assert mixed or local > len(result.image.layers) // 2
+
+
 # The dry run ---------------------------------------------------------------------------------------------------------
 
 
