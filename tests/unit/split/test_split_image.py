@@ -256,6 +256,22 @@ def test_files_of_many_segments(stable: bool, limit: int, seed: int, mixed: bool
         assert mixed or local > len(result.image.layers) // 2
 
 
+def test_large_files_bring_their_directories_wherever_they_land() -> None:
+    draw = random.Random(2)
+    parts = []
+    for n in range(14):
+        parts += [directory(b"%02d" % n, 0o700 + n), file(b"%02d/small" % n, b"s")]
+        parts.append(file(b"%02d/large" % n, draw.randbytes(draw.randrange(2**20, 2**21))))
+    source = TarsSource([tar(*parts)])
+    with split_image(source, options(limit=4_000_000, codec=Codec(segment=2**18))) as result:
+        assert compare(flatten(source), flatten(result.image)).equal
+        whole = [blob for n in range(len(result.image.layers)) if (blob := result.image.local_blob(n))]
+        assert len(whole) > 5
+        for blob in whole:
+            with blob:
+                blob.verify()
+
+
 # The dry run ---------------------------------------------------------------------------------------------------------
 
 
