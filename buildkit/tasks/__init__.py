@@ -7,13 +7,24 @@ from invoke.collection import Collection
 import buildkit.tasks.check as check
 import buildkit.tasks.images as images
 import buildkit.tasks.login as login
+import buildkit.tasks.smoke as smoke
 import buildkit.tasks.split as split
 import buildkit.tasks.stack as stack
 
 __all__ = ["namespace"]
 
 namespace = Collection()
-for _task in (images.build, check.check, split.split, images.push, images.pull_check, login.login, login.logout):
+for _task in (
+    images.build,
+    check.check,
+    smoke.smoke,
+    smoke.parity,
+    split.split,
+    images.push,
+    images.pull_check,
+    login.login,
+    login.logout,
+):
     namespace.add_task(_task)
 _stack = Collection("stack")
 for _task in (stack.up, stack.down, stack.status):

@@ -1,4 +1,4 @@
-"""One BLAS thread: the matrices are small, and threads that wait for each other on a busy machine cost ten times more."""
+"""One BLAS thread: the matrices are small, and waiting threads cost ten times as much on a busy machine."""
 
 from __future__ import annotations
 

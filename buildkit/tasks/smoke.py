@@ -1,0 +1,234 @@
+"""``smoke``: does an image compute what it should? And ``parity``: do two services answer the same?"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Console
+
+from buildkit.cli import ReportedFailure, command, emit_json
+from buildkit.engine import Engine
+from buildkit.errors import StorageError, UsageError, one_line
+from buildkit.gdn import probe
+from buildkit.image.source import ImageSource
+from buildkit.image.transports import Location, open_source
+from buildkit.parity import ParityReport, read_cases
+from buildkit.parity import run_parity as compare_services
+from buildkit.progress import display
+from buildkit.recipe import Recipe, Smoke
+from buildkit.smoke import SmokeOptions, SmokeReport, Subject, Verdict, run_smoke
+from buildkit.smoke.report import Level
+from buildkit.tasks import flags, resolve
+from buildkit.units import parse_duration
+
+
+class NotRun(ReportedFailure):
+    """Levels that need a GPU were not run: the report is printed, and the exit code says that something is missing."""
+
+    exit_code = 3
+
+
+@command(
+    positional=["name"],
+    help={
+        "name": f"recipe, or image of the engine (default: the recipe {resolve.DEFAULT_RECIPE})",
+        "level": "kernel or server; may be given several times (default: the recipe's)",
+        "url": "test a server that runs already, with the probe checkpoint (see --write-checkpoint)",
+        "library": "the kernels' shared library: a path in the image, or a file here when no image is named",
+        "dtype": "what the server computes in: f32, f16 or bf16 (default: the recipe's)",
+        "contract": "how the kernels are called: auto, log, log-kv or decay",
+        "revision": "source revision of the kernels, which tells their contract",
+        "gpu": "number of the GPU (default 0)",
+        "timeout": "longest time for one answer, like 2m",
+        "allow-missing-gpu": "exit with 0 where there is no GPU; the report still says NOT RUN",
+        "no-same": "do not look whether the server has the library's kernels (reads the whole image)",
+        "write-checkpoint": "instead: write the probe checkpoint into this folder",
+        "report": "also write the report as Markdown into this file",
+        "engine": flags.ENGINE,
+    },
+)
+def smoke(
+    context: Any,
+    name: str = "",
+    level: list[str] = [],  # noqa: B006  # invoke tells a list flag by its default
+    url: str = "",
+    library: str = "",
+    dtype: str = "",
+    contract: str = "auto",
+    revision: str = "",
+    gpu: int = 0,
+    timeout: str = "",
+    allow_missing_gpu: bool = False,
+    no_same: bool = False,
+    write_checkpoint: str = "",
+    report: str = "",
+    engine: str = "",
+    json: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Compare what an image computes with a reference, stage by stage and end to end, and name the fault."""
+    if write_checkpoint:
+        _write_checkpoint(Path(write_checkpoint), dtype or "f16", json=json)
+        return
+    host = flags.engine_host(engine)
+    subject, wish = _subject(name, url=url, library=library, revision=revision, host=host)
+    defaults = SmokeOptions()
+    options = replace(
+        defaults,
+        levels=_levels(level, wish, subject),
+        dtype=dtype or wish.dtype,
+        contract=contract,
+        ordinal=gpu,
+        timeout=parse_duration(timeout, what="--timeout") if timeout else defaults.timeout,
+        allow_missing_gpu=allow_missing_gpu,
+        same=not no_same,
+    )
+
+    def open_image(text: str) -> ImageSource:
+        return open_source(text, engine_host=host)
+
+    with ExitStack() as stack, display(quiet=quiet) as shown:
+        connected = stack.enter_context(Engine.connect(host)) if subject.image else None
+        result = run_smoke(subject, options, engine=connected, open_image=open_image, say=shown.say)
+    _write_markdown(result.to_markdown(), report)
+    if json:
+        emit_json(result.to_json())
+    elif quiet:
+        print(result.summary())
+    else:
+        Console(soft_wrap=True).print(result.render())
+    _conclude(result)
+
+
+def _conclude(result: SmokeReport) -> None:
+    if result.exit_code == 0:
+        return
+    message = one_line(result.summary(), 300)
+    if result.verdict is Verdict.NOT_RUN:
+        raise NotRun(message, hint="run it on a host with a GPU; --allow-missing-gpu lets this pass, untested")
+    raise ReportedFailure(message)
+
+
+def _subject(name: str, *, url: str, library: str, revision: str, host: str | None) -> tuple[Subject, Smoke]:
+    """What is tested, and the recipe's wishes. An image is only looked for where one is needed."""
+    here = not name and bool(library) and Path(library).is_file()
+    if not name and (url or here):
+        return (
+            Subject(name=url or library, url=url or None, library=library or None, revision=revision or None),
+            Smoke(),
+        )
+    chosen = resolve.choose(name, engine_host=host)
+    place = Location.parse(chosen.source)
+    if place.kind != "docker-daemon" or place.name is None:
+        raise UsageError(f"smoke tests images of the engine, {chosen.source} is none", hint="docker load it first")
+    recipe = chosen.recipe
+    wish = recipe.smoke if recipe else Smoke()
+    return (
+        Subject(
+            name=recipe.name if recipe else name,
+            image=place.name,
+            library=library or wish.library,
+            server=wish.server,
+            url=url or None,
+            gpu=_needs_gpu(recipe),
+            revision=revision or None,
+        ),
+        wish,
+    )
+
+
+def _needs_gpu(recipe: Recipe | None) -> bool:
+    """A recipe that requires no architecture is of an image for the processor."""
+    return recipe is None or bool(recipe.cuda.require)
+
+
+def _levels(given: list[str], wish: Smoke, subject: Subject) -> tuple[Level, ...]:
+    words = [word.strip() for text in given for word in text.split(",") if word.strip()]
+    for word in words:
+        if word not in get_args(Level):
+            raise UsageError(f"--level {word!r} is not known", hint=", ".join(get_args(Level)))
+    if words:
+        return tuple(level for level in get_args(Level) if level in words)
+    if subject.url:
+        return ("server",)
+    return wish.levels or (("kernel",) if subject.library else ())
+
+
+def _write_checkpoint(folder: Path, dtype: str, *, json: bool) -> None:
+    if dtype not in ("f32", "f16", "bf16"):
+        raise UsageError(f"--dtype {dtype!r} is not known", hint="f32, f16 or bf16")
+    probe.write(folder, dtype)
+    if json:
+        emit_json({"ok": True, "folder": str(folder), "files": sorted(probe.files(dtype))})
+    else:
+        print(f"wrote the probe checkpoint in {dtype} to {folder}")
+
+
+@command(
+    help={
+        "candidate": "URL of the service under test",
+        "reference": "URL of the service that it is compared with",
+        "cases": "YAML file with the requests and the fields to compare",
+        "timeout": "longest time for one answer, like 5m",
+        "out": "also write the report as JSON into this file",
+        "report": "also write the report as Markdown into this file",
+    },
+)
+def parity(
+    context: Any,
+    candidate: str = "",
+    reference: str = "",
+    cases: str = "",
+    timeout: str = "5m",
+    out: str = "",
+    report: str = "",
+    json: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Send the same requests to two services and compare their answers field by field."""
+    for flag, value in (("--candidate", candidate), ("--reference", reference), ("--cases", cases)):
+        if not value:
+            raise UsageError(f"parity needs {flag}", hint="--candidate URL --reference URL --cases FILE")
+    wanted = read_cases(Path(cases))
+    with display(quiet=quiet) as shown:
+        result = compare_services(
+            candidate, reference, wanted, timeout=parse_duration(timeout, what="--timeout"), say=shown.say
+        )
+    _write_markdown(result.to_markdown(), report)
+    if out:
+        _write(Path(out), _dump(result))
+    if json:
+        emit_json(result.to_json())
+    elif quiet:
+        print(result.summary())
+    else:
+        Console(soft_wrap=True).print(result.render())
+    if not result.ok:
+        raise ReportedFailure(one_line(result.summary(), 300))
+
+
+def _dump(result: ParityReport) -> str:
+    from json import dumps
+
+    return dumps(result.to_json(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _write_markdown(text: str, report: str) -> None:
+    """Into the file that was asked for, and onto an Actions job's summary page."""
+    if report:
+        _write(Path(report), text)
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        _write(Path(summary), text + "\n", mode="a")
+
+
+def _write(path: Path, text: str, *, mode: str = "w") -> None:
+    try:
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
