@@ -140,8 +140,8 @@ def run_kernel_level(
             continue
         results.append(_judge(case, choice.contract, answer))
     report = replace(report, cases=tuple(results), absent=tuple(dict.fromkeys(absent)))
-    silent = [r for r in results if r.outputs and all(o.unwritten == o.size for o in r.outputs if o.name != "state")]
-    if silent:
+    ran = [result for result in results if result.outputs]
+    if ran and all(_silent(result) for result in ran):
         refusal = _loadable(library, ordinal, timeout)
         if refusal:
             capability = ".".join(map(str, session.device.capability)) if session.device else "unknown"
@@ -152,6 +152,11 @@ def run_kernel_level(
                 reason=f"{name} (capability {capability}) cannot run this code: {refusal}",
             )
     return replace(report, **_conclude(results, choice))
+
+
+def _silent(result: CaseResult) -> bool:
+    """Whether a call left nothing behind; states hold what they held before."""
+    return all(output.unwritten == output.size for output in result.outputs if not output.name.endswith("state"))
 
 
 def declared(contract: str, revision: str | None) -> ContractChoice | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import io
 import posixpath
+import secrets
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -76,8 +77,7 @@ def copy_out(engine: Engine, image: str, path: str, target: Path) -> None:
             where = posixpath.normpath(posixpath.join(posixpath.dirname(where), link))
         raise NotFoundError(f"{path} in {image} is a link that leads nowhere")
     finally:
-        with translated(f"removing the container of {image}"):
-            container.remove(force=True, v=True)
+        _remove(container, image)
 
 
 def _copy(container: Any, image: str, path: str, target: Path) -> str | None:
@@ -138,44 +138,63 @@ def serving(
 ) -> Iterator[Started]:
     """Start ``image`` by ``server``, with ``files`` in its model folder; gone, with its volumes, when the context ends.
 
-    The port is published on this machine's loopback. Raises EngineError where the engine refuses (its message tells
-    whether for want of a GPU), UsageError where the engine is on another machine.
+    Its port is published on this machine's loopback, from a network of its own. Raises EngineError where the engine
+    refuses (``cause_of`` its message tells whether for want of a GPU), UsageError where the engine is on another
+    machine.
     """
     if not engine.local:
         raise UsageError(
             f"the engine at {engine.host} is on another machine, where the server's port cannot be reached",
             hint="start the server there with the probe checkpoint, and name it with --url",
         )
-    options: dict[str, Any] = {
-        "environment": dict(server.environment),
-        "ports": {f"{server.port}/tcp": ("127.0.0.1", None)},
-        "labels": _LABEL,
-        "detach": True,
-    }
+    options: dict[str, Any] = {"environment": dict(server.environment), "labels": _LABEL, "detach": True}
     if gpu:
         options["device_requests"] = [{"Count": -1, "Capabilities": [["gpu"]]}]
     if server.command:
         # An entrypoint of one's own also clears the image's command (Docker Engine API, ContainerCreate).
         values = {"{model}": server.model, "{port}": str(server.port)}
         options["entrypoint"] = [_filled(word, values) for word in server.command]
-    with translated(f"creating a container of {image}"):
-        container: Any = engine.client.containers.create(image, **options)
-    try:
+    with contextlib.ExitStack() as undo:
+        network = undo.enter_context(_network(engine))
+        if network is None:
+            options["network_mode"] = "host"
+        else:
+            options |= {"network": network, "ports": {f"{server.port}/tcp": ("127.0.0.1", None)}}
+        with translated(f"creating a container of {image}"):
+            container: Any = engine.client.containers.create(image, **options)
+        undo.callback(_remove, container, image)
         with translated(f"copying the probe checkpoint to {server.model}"):
             container.put_archive("/", _tar(server.model, files))
         with translated(f"starting {image}"):
             container.start()
             container.reload()
-            bindings = (container.attrs["NetworkSettings"].get("Ports") or {}).get(f"{server.port}/tcp") or ()
-        port = bindings[0]["HostPort"] if bindings else None
-        if port is None:
-            # It ended before it was looked at: what it said is all there is.
-            yield Started(url="http://127.0.0.1:9", container=container)
-        else:
-            yield Started(url=f"http://127.0.0.1:{port}", container=container)
+        ports = container.attrs["NetworkSettings"].get("Ports") or {}
+        # No binding: it has ended already, which is found out by who waits for it.
+        port = next((binding["HostPort"] for binding in ports.get(f"{server.port}/tcp") or ()), server.port)
+        yield Started(url=f"http://127.0.0.1:{port}", container=container)
+
+
+def _remove(container: Any, image: str) -> None:
+    with translated(f"removing the container of {image}"):
+        container.remove(force=True, v=True)
+
+
+@contextlib.contextmanager
+def _network(engine: Engine) -> Iterator[str | None]:
+    """A bridge network for one container; None where the engine can make none, and the host's must do."""
+    try:
+        with translated("making a network"):
+            network: Any = engine.client.networks.create(
+                f"buildkit-smoke-{secrets.token_hex(4)}", driver="bridge", labels=_LABEL
+            )
+    except EngineError:
+        yield None
+        return
+    try:
+        yield network.name
     finally:
-        with translated(f"removing the container of {image}"):
-            container.remove(force=True, v=True)
+        with translated("removing the network"):
+            network.remove()
 
 
 def _filled(word: str, values: Mapping[str, str]) -> str:

@@ -43,7 +43,11 @@ def test_a_right_server_passes_with_every_token_identical() -> None:
     assert all(request["temperature"] == 0 and request["ignore_eos"] for request in asked)
 
 
-@pytest.mark.parametrize("fault", list(Fault), ids=lambda f: f.value)
+USUAL = (Fault.KEY_BAND_ZEROED, Fault.L2_NORM_LANE_0, Fault.CONV_STATE_DROPPED, Fault.STATE_NOT_RESET)
+FAULTS = [pytest.param(f, id=f.value, marks=() if f in USUAL else pytest.mark.slow) for f in Fault]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_fails_and_is_named(fault: Fault) -> None:
     report = check(Behaviour(fault=fault), "f16")
     assert report.verdict is Verdict.FAIL

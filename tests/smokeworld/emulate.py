@@ -8,7 +8,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 EMULATION = HERE / "emulation"
-KERNELS = HERE.parents[2] / "images/cuda-probe/kernels/gdn.cu"
+KERNELS = HERE.parents[1] / "images/cuda-probe/kernels/gdn.cu"
 
 _LAUNCH = re.compile(r"(\w+<[^;{}]*?>)<<<(.*?)>>>\(\s*(.*?)\);", re.DOTALL)
 
