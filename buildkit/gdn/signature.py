@@ -20,8 +20,12 @@ TIES = {"f32": 1e-4, "f16": 0.02, "bf16": 0.12}
 """How far below the best a token's logit may be and still be right, in units of the logits' root mean square. The error
 of a right server in that dtype, measured with transformers on the probe checkpoint, is a fifth of it at most."""
 
-OUTPUT_RANGE = {"f32": 1e37, "f16": 6e4, "bf16": 1e37}
-"""Largest GDN output that a server computing in that dtype can hold; beyond it the reference's tokens mean nothing."""
+OUTPUT_RANGE = {"f32": 1e18, "f16": 6e4, "bf16": 1e18}
+"""Largest GDN output that a server computing in that dtype can go on with: what float16 holds, and what float32 can
+square in the norm. Beyond it the tokens of a reference with a fault mean nothing."""
+UNSTABLE = {Fault.L2_NORM_OTHERS_RAW: {"f32": 1e18, "f16": 10.0, "bf16": 1.0}}
+"""The same for faults that make keys longer than one: the recurrence then amplifies what rounding has left, and half a
+dozen bits are gone where the outputs have grown a thousand times (measured with transformers)."""
 STATE_RANGE = 1e37
 """The recurrent state is float32 in every server known."""
 
@@ -88,7 +92,7 @@ def follow(
         with np.errstate(all="ignore"):  # a fault may drive values out of every range
             choice = next(run)
         yield Step(
-            place=place(choice, token, dtype),
+            place=place(choice, token, dtype, fault),
             wanted=int(np.argmax(choice.logits)),
             logprob=float(log_softmax(choice.logits)[token]),
             state=choice.state,
@@ -105,9 +109,10 @@ def judge(model: Decoder, exchange: Exchange, dtype: str) -> Answer:
     )
 
 
-def place(choice: Choice, token: int, dtype: str) -> Place:
-    """What ``token`` is where the reference had ``choice``."""
-    in_range = choice.largest_output < OUTPUT_RANGE[dtype] and choice.largest_state < STATE_RANGE
+def place(choice: Choice, token: int, dtype: str, fault: Fault | None = None) -> Place:
+    """What ``token`` is where the reference (with ``fault``) had ``choice``."""
+    limit = UNSTABLE.get(fault, OUTPUT_RANGE)[dtype] if fault else OUTPUT_RANGE[dtype]
+    in_range = choice.largest_output < limit and choice.largest_state < STATE_RANGE
     if not in_range or not np.all(np.isfinite(choice.logits)):
         return Place.UNKNOWN
     if token == int(np.argmax(choice.logits)):
@@ -164,10 +169,11 @@ def _explanation(model: Decoder, exchanges: Sequence[Exchange], dtype: str, faul
     return Explanation(fault=fault, explained=explained, places=sum(len(e.answer) for e in exchanges))
 
 
-def tells_apart(one: Sequence[Choice], other: Sequence[Choice], dtype: str) -> bool:
-    """Whether ``one``'s tokens cannot be ``other``'s, with all that rounding in ``dtype`` may do: at the first place
-    where the two differ, both having seen the same until then, ``other`` would not have chosen what ``one`` chose."""
+def tells_apart(one: Sequence[Choice], other: Sequence[Choice], dtype: str, fault: Fault | None = None) -> bool:
+    """Whether ``one``'s tokens cannot be ``other``'s (which has ``fault``), with all that rounding in ``dtype`` may do:
+    at the first place where the two differ, both having seen the same until then, ``other`` would not have chosen what
+    ``one`` chose."""
     for a, b in zip(one, other, strict=True):
         if a.token != b.token:
-            return place(b, a.token, dtype) is Place.WRONG
+            return place(b, a.token, dtype, fault) is Place.WRONG
     return False

@@ -9,7 +9,7 @@ import argparse
 import functools
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -55,6 +55,8 @@ class Behaviour:
     more: int = 0
     raw: bytes | None = None
     """Answer completions with these bytes."""
+    answers: Callable[[tuple[int, ...], int], list[Choice]] | None = None
+    """Who computes, instead of the reference."""
     mixes_batches: bool = False
     """Requests at the same time get each other's answer."""
 
@@ -84,6 +86,9 @@ class ProbeServer(ThreadingHTTPServer):
             self._together.wait(timeout=60)
             others = [request for request in self.asked[5:] if _prompt(request) != prompt]
             prompt = _prompt(others[0])
+        if behaviour.answers is not None:
+            with self._lock:
+                return behaviour.answers(prompt, count)
         alone = behaviour.fault is not Fault.STATE_NOT_RESET and not behaviour.takes_ties
         if alone and behaviour.model is probe.model():
             return _answered(prompt, count, behaviour.fault)

@@ -55,7 +55,7 @@ def test_every_fault_changes_the_tokens_and_each_differently(dtype: str) -> None
     alike = [
         (one, other)
         for one, other in itertools.permutations(candidates, 2)
-        if not any(tells_apart(a, b, dtype) for a, b in zip(answers(one), answers(other), strict=True))
+        if not any(tells_apart(a, b, dtype, other) for a, b in zip(answers(one), answers(other), strict=True))
     ]
     assert not alike
 
