@@ -1,4 +1,4 @@
-"""``docs/architecture.md`` says which package may import which, and which modules are pure. This holds it to its word."""
+"""``docs/architecture.md`` says which package may import which, and which modules are pure; this holds it to that."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ def _tasks(seen: list[tuple[str, Any]], error: BaseException | None = None) -> C
             raise ReportedFailure("two findings")
 
     collection = Collection()
-    collection.add_task(make)  # type: ignore[arg-type]
-    collection.add_task(check)  # type: ignore[arg-type]
+    collection.add_task(make)
+    collection.add_task(check)
     return collection
 
 
