@@ -19,7 +19,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 from buildkit.image.compress import Codec, Joiner, Readable, Segment, compress_segment
-from buildkit.image.tarspan import Entry, TarReader
+from buildkit.image.tarspan import HARDLINK, Entry, TarReader, normalise
 from buildkit.split.inventory import Inventory
 from buildkit.split.planner import LARGE, Budget, Delta, OpenPart, Packing
 from buildkit.split.spool import Bin, Spool, unpack
@@ -141,12 +141,14 @@ def measure(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """Where a segment belongs. ``opens``: it begins the atom of entry ``first``; ``stop``: it ends that atom, before
-    entry ``stop``. ``atom_input``: bytes of the whole atom's input."""
+    entry ``stop``. ``atom_input``: bytes of the whole atom's input. ``follows``: the atom holds hard links to that
+    entry, which is an atom of its own, and nothing else; -1 for all others."""
 
     first: int
     stop: int | None
     opens: bool
     atom_input: int
+    follows: int = -1
 
 
 class Buffers:
@@ -205,8 +207,9 @@ class _Feeder:
         self._pending: list[bytes] = []
         self._size = 0
         self._first = 0
-        self._class = (False, 0)
+        self._class = (False, 0, -1)
         self._last = 0
+        self._large: dict[bytes, int] = {}  # entries that are atoms of their own, by path; and the links to them
 
     def run(self) -> None:
         for entry in self._reader:
@@ -219,9 +222,13 @@ class _Feeder:
         self._flush(len(self._inventory))
 
     def _collect(self, entry: Entry, number: int) -> None:
-        # Whiteouts go elsewhere than their neighbours, and an atom lies between two global headers.
+        # Whiteouts go elsewhere than their neighbours, links to a large file go where that is, and an atom lies between
+        # two global headers.
         whiteouts = self._inventory.whiteouts
-        kind = (bool(whiteouts) and whiteouts[-1] == number, entry.globals_before)
+        follows = self._large.get(normalise(entry.link), -1) if entry.kind == HARDLINK else -1
+        if follows >= 0:
+            self._large[self._inventory.name(number)] = follows
+        kind = (bool(whiteouts) and whiteouts[-1] == number, entry.globals_before, follows)
         if self._pending and (kind != self._class or self._ends_before(entry.span, number)):
             self._flush(number)
         if not self._pending:
@@ -244,10 +251,12 @@ class _Feeder:
     def _flush(self, stop: int) -> None:
         if self._pending:
             raw = b"".join(self._pending)
-            self._emit(raw, Place(first=self._first, stop=stop, opens=True, atom_input=len(raw)))
+            place = Place(first=self._first, stop=stop, opens=True, atom_input=len(raw), follows=self._class[2])
+            self._emit(raw, place)
             self._pending, self._size = [], 0
 
     def _alone(self, entry: Entry, number: int) -> None:
+        self._large[self._inventory.name(number)] = number
         left = entry.span
         rest = entry.head
         opens = True
@@ -322,7 +331,7 @@ class _Consumer:
         if place.opens:
             atom = table.open(place.first, place.first + 1 if place.stop is None else place.stop)
             if place.stop is not None:
-                forecast.whole(atom, segment, item.raw)
+                forecast.whole(atom, segment, item.raw, place.follows)
                 return
             forecast.begin(atom, place.atom_input)
         forecast.more(segment, item.raw)
@@ -409,10 +418,12 @@ class _Forecast:
     An atom of one segment is put where the packing puts it. An atom of several is hashed while it comes in, before its
     size is known: as the next of the open part, as the first of a new part, or, where the ratio so far leaves it open,
     as both; then its segments lie in the new part's bin and are moved if they turn out to belong to the open one.
+    Links to a large file go to its part, and whiteouts to the first, whenever they come.
     """
 
     def __init__(self, store: Store, budget: Budget) -> None:
         self._store = store
+        self._limit = budget.limit
         self._packing = Packing(store.inventory, store.table.atoms, budget, store.sizes())
         self._lines: dict[OpenPart, _PartLine] = {}
         self._atom = 0
@@ -421,16 +432,35 @@ class _Forecast:
         self._room = 0
         self._fresh: _PartLine | None = None
         self._seen = [1, 1]  # bytes before and after compression
+        self._part_of: dict[int, OpenPart] = {}  # by the entry of an atom of its own
+        # The first part with the whiteouts, which the packing does not count; None once one has come too early for it.
+        self._first: OpenPart | None = OpenPart(self._packing.view)
 
-    def whole(self, atom: int, segment: Segment, raw: Raw) -> None:
+    def whole(self, atom: int, segment: Segment, raw: Raw, follows: int) -> None:
         """An atom of one segment."""
         spool, table = self._store.spool, self._store.table
         self._count(segment)
         table.grow(segment.size)
+        parts = self._packing.parts
+        part, delta = None, None
         if self._pinned(atom):
+            if parts and not parts[0].over(self._limit):
+                part = parts[0]
+            else:
+                self._first = None
+        elif follows in self._part_of:
+            part = self._part_of[follows]
+            delta = part.delta((atom,))
+            part.add((atom,), delta)
+        else:
+            part, delta = self._packing.add((atom,))
+            self._part_of[table.atoms.first[atom]] = part
+        if part is not None and parts and part is parts[0] and self._first is not None:
+            delta = self._first.delta((atom,))
+            self._first.add((atom,), delta)
+        if part is None or delta is None:
             table.attach(spool.append(segment))
             return
-        part, delta = self._packing.add((atom,))
         line = self._lines.get(part)
         if line is None:
             line = self._lines[part] = _PartLine(self._store)
@@ -443,6 +473,7 @@ class _Forecast:
         """The first of an atom's several segments is about to come."""
         self._atom, self._numbers, self._join, self._fresh = atom, [], None, None
         if self._pinned(atom):
+            self._first = None
             return
         first = self._store.table.atoms.first[atom]
         part, capacity = self._packing.candidate((atom,))
@@ -454,6 +485,8 @@ class _Forecast:
             starts = expected > self._room * 2 // 3
             if expected < self._room * 3 // 2:
                 line = self._lines[part].copy()
+                if part is self._packing.parts[0] and self._first is not None:
+                    delta = self._first.delta((atom,))
                 line.lead_in(delta, first, write=not starts)
                 self._join = (part, line)
         if starts:
@@ -488,6 +521,9 @@ class _Forecast:
         if self._pinned(self._atom):
             return
         part, _ = self._packing.add((self._atom,))
+        self._part_of[self._store.table.atoms.first[self._atom]] = part
+        if part is self._packing.parts[0] and self._first is not None:
+            self._first.add((self._atom,), self._first.delta((self._atom,)))
         if part not in self._lines:
             self._lines[part] = self._fresh or _PartLine(self._store, alive=False)
         elif self._join is not None and part is self._join[0]:

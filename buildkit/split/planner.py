@@ -192,7 +192,10 @@ def recut(atoms: Atoms, bonds: Bonds, budget: Budget, sizes: Sequence[int]) -> d
     cuts: dict[int, list[int]] = {}
     for atom in sorted({atoms.of(e) for e in np.flatnonzero(members).tolist()}):
         run = atoms.entries(atom)
-        owner = [int(bonds.label[e]) if members[e] else -1 for e in run]
+        # Whatever is pinned goes to one place: -2. What is free or stays with its atom: -1.
+        owner = [
+            -1 if not members[e] else -2 if int(bonds.label[e]) in bonds.pinned else int(bonds.label[e]) for e in run
+        ]
         found = [e for e, left, right in zip(run[1:], owner, owner[1:], strict=False) if left != right]
         if found:
             cuts[atom] = found

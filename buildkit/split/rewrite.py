@@ -283,21 +283,33 @@ class _Split:
             if blob.foreign or blob.size <= self.options.limit:
                 return self._keep(stream, self._copy(stream, blob), None)
             return self._divide(stream, tar_of(stream), media_type)
-        if self._surely_large(stream.layer):
-            outcome = self._divide(stream, stream, media_type)
-            if any(new.descriptor.size > self.options.limit for new in outcome.layers) or len(outcome.layers) > 1:
-                return outcome
-            # It compressed below all expectation: then it is a layer like others.
-            with self.source.open(stream.index) as fresh:
-                return self._try(fresh, media_type)
-        return self._try(stream, media_type)
+        if not self.source.random_access:
+            trial = self._trial(stream)
+            stored = trial.run(media_type)
+            if stored is None:
+                return self._divide(stream, trial.again(), media_type)
+            return self._keep(stream, stored, trial.tar_size)
+        if not self._surely_large(stream.layer):
+            trial = self._trial(stream)
+            stored = trial.run(media_type, expected=stream.layer.tar_size)
+            if stored is not None:
+                return self._keep(stream, stored, trial.tar_size)
+        with self.source.open(stream.index) as fresh:
+            outcome = self._divide(fresh, fresh, media_type)
+        if sum(new.descriptor.size for new in outcome.layers) > self.options.limit * 21 // 20:
+            return outcome
+        # It compressed better than expected: perhaps it is a layer like others, that keeps its blob.
+        with self.source.open(stream.index) as fresh:
+            trial = self._trial(fresh)
+            stored = trial.run(media_type)
+            return outcome if stored is None else self._keep(stream, stored, trial.tar_size)
 
     def _surely_large(self, layer: SourceLayer) -> bool:
         """Whether to skip the trial: so large a tar exceeds the limit unless it is hardly more than zeros."""
-        return self.source.random_access and (layer.tar_size or 0) > 16 * self.options.limit
+        return (layer.tar_size or 0) > 16 * self.options.limit
 
-    def _try(self, stream: LayerStream, media_type: str) -> _Outcome:
-        trial = Trial(
+    def _trial(self, stream: LayerStream) -> Trial:
+        return Trial(
             stream,
             codec=self.options.codec,
             limit=self.options.limit,
@@ -305,14 +317,6 @@ class _Split:
             threads=self._threads,
             spool=self.spool,
         )
-        stored = trial.run(media_type)
-        if stored is None and self.source.random_access:
-            with self.source.open(stream.index) as fresh:
-                return self._divide(fresh, fresh, media_type)
-        if stored is None:
-            return self._divide(stream, trial.again(), media_type)
-        self.progress(trial.tar_size)
-        return self._keep(stream, stored, trial.tar_size)
 
     def _copy(self, stream: LayerStream, blob: Descriptor) -> Stored:
         into = self.spool.bin()
@@ -323,6 +327,7 @@ class _Split:
         return Stored(descriptor=blob, pieces=(whole,), whole=into if into is not self.spool.common else None)
 
     def _keep(self, stream: LayerStream, stored: Stored, tar_size: int | None) -> _Outcome:
+        self.progress(tar_size or 0)
         layer = SourceLayer(diff_id=stream.layer.diff_id, blob=stored.descriptor, tar_size=tar_size)
         return _Outcome(
             layers=(NewLayer(layer=layer, descriptor=stored.descriptor, stored=stored),),

@@ -12,6 +12,9 @@ from buildkit.model import Descriptor, Digest
 from buildkit.split.measure import MAX_QUEUED
 from buildkit.split.spool import Range, Spool, Stored, unpack
 
+_SAMPLE = 8
+"""Segments from which a layer's size is foretold."""
+
 
 class Trial:
     """Compresses a tar as a push would, until it ends or its blob exceeds the limit; then all can be read again."""
@@ -30,8 +33,11 @@ class Trial:
         self._numbers: list[int] = []
         self.tar_size = 0
 
-    def run(self, media_type: str) -> Stored | None:
-        """The blob, or None where it exceeds the limit."""
+    def run(self, media_type: str, *, expected: int | None = None) -> Stored | None:
+        """The blob, or None where it exceeds the limit.
+
+        With the tar's ``expected`` size in bytes it gives up, with None, where the first segments foretell as much.
+        """
         joiner = Joiner(self._codec)
         head = joiner.header()
         start = self._bin.write((head,))
@@ -52,6 +58,8 @@ class Trial:
                 size += segment.size
                 for part in joiner.add(segment):
                     digest.update(part)
+                if expected and len(self._numbers) == _SAMPLE and size * expected > self._limit * self.tar_size:
+                    return None
         if size > self._limit:
             return None
         tail = joiner.trailer()

@@ -482,3 +482,20 @@ def test_packing_in_order_moves_every_boundary_behind_a_change() -> None:
     before = parts_of(package_tree(), False)
     after = parts_of(package_tree(first=file(b"new", filler(3, 9000))), False)
     assert used_again(before, after) < 0.3
+
+
+@pytest.mark.parametrize("first", ["noise", "zeros"])
+@pytest.mark.parametrize("random_access", [True, False])
+def test_beginning_that_foretells_the_wrong_size_changes_nothing(first: str, random_access: bool) -> None:
+    noise = [file(b"n%d" % n, filler(n, 9000)) for n in range(4)]
+    zeros = [file(b"z%d" % n, bytes(9000)) for n in range(12)]
+    codec = Codec(segment=4096)
+    data = tar(*(noise + zeros if first == "noise" else zeros + noise))
+    small = len(compress_bytes(data, codec))
+    for limit in (small - 1, small, small + 1):
+        source = TarsSource([data], random_access=random_access)
+        with split_image(source, options(limit=limit, codec=codec)) as result:
+            assert result.report.layers[0].divided == (limit < small)
+            assert compare(flatten(TarsSource([data])), flatten(result.image)).equal
+            if limit >= small:
+                assert blobs_of(result.image) == [compress_bytes(data, codec)]
