@@ -32,8 +32,9 @@ from buildkit.model import (
 )
 from buildkit.split.bonds import find_bonds
 from buildkit.split.config import divided_config
+from buildkit.split.forecast import Foreseen, hash_recipe
 from buildkit.split.image import NewLayer, SplitImage
-from buildkit.split.measure import Foreseen, Measured, hash_recipe, measure
+from buildkit.split.measure import Measured, measure
 from buildkit.split.planner import MIN_LIMIT, Budget, Part, plan, recut
 from buildkit.split.report import LayerReport, PartReport, SplitReport
 from buildkit.split.spool import Range, Spool, Stored, assembled

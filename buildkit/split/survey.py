@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from buildkit.image.compress import Codec, Readable, compress_segment
 from buildkit.image.tarspan import TarReader
 from buildkit.split.bonds import find_bonds
+from buildkit.split.feed import Buffers, Place, Raw, feed
 from buildkit.split.inventory import Inventory
-from buildkit.split.measure import Buffers, Place, Raw, feed
 from buildkit.split.planner import Atoms, Budget, Part, Sizes, plan, recut
 from buildkit.split.report import MAX_NAMED, Indivisible, PartReport
 
