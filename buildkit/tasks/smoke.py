@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,9 @@ from buildkit.smoke.report import Level
 from buildkit.tasks import flags, resolve
 from buildkit.units import parse_duration
 
+LOG_WIDTH = 220
+"""Columns of a log; the widest table, that of the kernels, has about 200."""
+
 
 class NotRun(ReportedFailure):
     """Levels that need a GPU were not run: the report is printed, and the exit code says that something is missing."""
@@ -42,7 +46,7 @@ class NotRun(ReportedFailure):
         "dtype": "what the server computes in: f32, f16 or bf16 (default: the recipe's)",
         "contract": "how the kernels are called: auto, log, log-kv or decay",
         "revision": "source revision of the kernels, which tells their contract",
-        "gpu": "number of the GPU (default 0)",
+        "gpu": "number of the GPU that runs the kernels (default 0)",
         "timeout": "longest time for one answer, like 2m",
         "allow-missing-gpu": "exit with 0 where there is no GPU; the report still says NOT RUN",
         "no-same": "do not look whether the server has the library's kernels (reads the whole image)",
@@ -100,7 +104,7 @@ def smoke(
     elif quiet:
         print(result.summary())
     else:
-        Console(soft_wrap=True).print(result.render())
+        _print(result.render())
     _conclude(result)
 
 
@@ -109,7 +113,7 @@ def _conclude(result: SmokeReport) -> None:
         return
     message = one_line(result.summary(), 300)
     if result.verdict is Verdict.NOT_RUN:
-        raise NotRun(message, hint="run it on a host with a GPU; --allow-missing-gpu lets this pass, untested")
+        raise NotRun(message, hint="--allow-missing-gpu lets this pass, untested")
     raise ReportedFailure(message)
 
 
@@ -206,9 +210,14 @@ def parity(
     elif quiet:
         print(result.summary())
     else:
-        Console(soft_wrap=True).print(result.render())
+        _print(result.render())
     if not result.ok:
         raise ReportedFailure(one_line(result.summary(), 300))
+
+
+def _print(what: Any) -> None:
+    """Tables as wide as they need in logs, where nobody's window is."""
+    Console(soft_wrap=True, width=None if sys.stdout.isatty() else LOG_WIDTH).print(what)
 
 
 def _dump(result: ParityReport) -> str:

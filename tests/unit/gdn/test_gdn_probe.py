@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from buildkit.gdn.faults import Fault
 from buildkit.gdn.layer import GdnWeights
 from buildkit.gdn.signature import Exchange, Place, diagnose, judge, place, tells_apart
 
+ROOT = Path(__file__).parents[3]
 DTYPES = ("f32", "f16")
 
 
@@ -58,6 +60,14 @@ def test_every_fault_changes_the_tokens_and_each_differently(dtype: str) -> None
         if not any(tells_apart(a, b, dtype, other) for a, b in zip(answers(one), answers(other), strict=True))
     ]
     assert not alike
+
+
+def test_the_committed_matrix_is_that_of_today() -> None:
+    candidates: list[Fault | None] = [None, *Fault]
+    script = runpy.run_path(str(ROOT / "benchmarks/smoke.py"))
+    page = "\n".join(script["signatures"]({fault: list(answers(fault)) for fault in candidates})) + "\n"
+    committed = ROOT / "docs/evidence/fault-signatures.md"
+    assert committed.read_text(encoding="utf-8") == page, "run benchmarks/smoke.py signatures again"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
