@@ -275,7 +275,15 @@ def test_an_unreachable_registry_is_named(world: World) -> None:
 def test_an_interrupted_push_moves_no_tag_and_goes_on(world: World, big_layer: bytes, how: signal.Signals) -> None:
     archive = write_archive(world.folder / "image.tar", [big_layer])
     command = world.command("push", f"docker-archive:{archive}", "--to", world.to, "--chunked", "--chunk-size", "1MB")
-    child = subprocess.Popen(command, env=world.environ, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        command,
+        env=world.environ,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # A shell's background job ignores SIGINT, and its children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     uploads = world.folder / "state"
     while child.poll() is None and not list(uploads.rglob("*.json")):
         time.sleep(0.01)  # until the first chunk is acknowledged and noted
