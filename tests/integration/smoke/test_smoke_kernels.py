@@ -37,6 +37,7 @@ def test_the_good_build_passes_every_stage_by_the_contract_that_is_probed(kernel
     assert report.verdict is Verdict.PASS, report.reason
     assert len(report.cases) == len(all_cases("f32")) + len(all_cases("f16"))
     assert report.contract is not None
+    assert report.contract.reason == "probed: as log"
     assert report.contract.contract.describe().startswith("gates io, gating parameters io, gating writes the log decay")
     assert report.device is not None
     assert report.device.name == "Emulated GPU"
@@ -61,11 +62,11 @@ def test_the_later_contract_is_probed_and_left_in_doubt_without_a_revision(fault
     probed = run_kernel_level(library)
     assert declared.verdict is (Verdict.PASS if fault == "none" else Verdict.FAIL)
     assert probed.contract is not None
+    assert probed.verdict is (Verdict.FAIL if fault == "decay-raw" else Verdict.UNKNOWN)
     if fault == "none":
-        assert probed.verdict is Verdict.UNKNOWN
         assert "name the source revision" in probed.reason
-    else:
-        assert probed.verdict is not Verdict.PASS
+    if fault == "decay-twice":  # the same as a library that reads the log decay
+        assert "no known revision is called like this" in probed.reason
 
 
 def broken(source: str) -> str:
