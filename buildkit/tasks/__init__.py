@@ -5,6 +5,7 @@ from __future__ import annotations
 from invoke.collection import Collection
 
 import buildkit.tasks.check as check
+import buildkit.tasks.deploy as deploy
 import buildkit.tasks.images as images
 import buildkit.tasks.login as login
 import buildkit.tasks.smoke as smoke
@@ -24,9 +25,14 @@ for _task in (
     images.pull_check,
     login.login,
     login.logout,
+    deploy.wheelhouse,
 ):
     namespace.add_task(_task)
-_stack = Collection("stack")
-for _task in (stack.up, stack.down, stack.status):
-    _stack.add_task(_task)
-namespace.add_collection(_stack)
+for _name, _tasks in (
+    ("stack", (stack.up, stack.down, stack.status)),
+    ("deploy", (deploy.check, deploy.plan, deploy.pin)),
+):
+    _collection = Collection(_name)
+    for _task in _tasks:
+        _collection.add_task(_task)
+    namespace.add_collection(_collection)
