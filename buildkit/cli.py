@@ -10,10 +10,12 @@ The tasks themselves are in ``buildkit.tasks``; ``tasks.py`` and ``buildkit …`
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -28,10 +30,7 @@ from invoke.program import Program
 from invoke.tasks import Task, task
 
 from buildkit import __version__
-from buildkit.errors import BuildkitError, CheckFailedError, StorageError, UsageError, one_line
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C or SIGTERM: 128 + SIGINT, as shells have it."""
+from buildkit.errors import BuildkitError, CancelledError, CheckFailedError, StorageError, UsageError, one_line
 
 
 class WrongUsage(ParseError, Exit):
@@ -76,7 +75,10 @@ def _handle(machine: ParseMachine, token: str) -> None:
 
 
 def _error(machine: ParseMachine, message: str) -> None:
-    raise WrongUsage(message, machine.context)
+    text = re.sub(r"<Argument: ([^ >(]+)[^>]*>", r"--\1", message)
+    if "--json" in sys.argv:
+        _emit_failure(UsageError(text, hint="--help shows what is there"))
+    raise WrongUsage(text, machine.context)
 
 
 # The parser names this class and offers no way to pass another one; a subclass would lose the states that its
@@ -118,6 +120,7 @@ def command(
             if not own_quiet:
                 given.pop("quiet", None)
             as_json = bool(given.get("json", False))
+            replace_closed_streams()
             try:
                 with _TerminationAsInterrupt():
                     body(context, **given)
@@ -125,13 +128,11 @@ def command(
             except BuildkitError as error:
                 raise _failed(error, debug=debug, as_json=as_json) from None
             except KeyboardInterrupt:
-                if debug:
-                    traceback.print_exc()
-                print("interrupted", file=sys.stderr)
-                raise Exit(code=INTERRUPTED) from None
+                stopped = CancelledError("interrupted", hint="the same command can be run again")
+                raise _failed(stopped, debug=debug, as_json=as_json) from None
             except BrokenPipeError:
                 # The reader of our output went away (`| head`): nothing more to say, and nothing to say it to.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                give_up_output()
                 raise Exit(code=1) from None
             except OSError as error:
                 raise _failed(_from_os(error), debug=debug, as_json=as_json) from None
@@ -163,21 +164,45 @@ def emit_json(document: object) -> None:
 def _failed(error: BuildkitError, *, debug: bool, as_json: bool) -> Exit:
     if debug:
         traceback.print_exception(error)
-    if as_json and not isinstance(error, ReportedFailure):
-        emit_json(
-            {
-                "ok": False,
-                "error": {"message": error.message, "hint": error.hint, "kind": type(error).__name__},
-                "exit_code": error.exit_code,
-            }
-        )
+    try:
+        if as_json and not isinstance(error, ReportedFailure):
+            _emit_failure(error)
+        sys.stdout.flush()
+    except OSError:
+        give_up_output()  # it is full or closed; standard error still says what there is to say
     return Exit(f"error: {error}", code=error.exit_code)
+
+
+def _emit_failure(error: BuildkitError) -> None:
+    emit_json(
+        {
+            "ok": False,
+            "error": {"message": error.message, "hint": error.hint, "kind": type(error).__name__},
+            "exit_code": error.exit_code,
+        }
+    )
+
+
+def replace_closed_streams() -> None:
+    """A program that is started with a standard stream closed has None there (``2>&-``): the null device instead."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115  # for the life of the process
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def give_up_output() -> None:
+    """Standard output cannot be written: what is still buffered for it goes nowhere, also at the end of the process."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _from_os(error: OSError) -> BuildkitError:
     """An operating-system error that no module has mapped: it still names its file, and is no traceback."""
-    place = f"{error.filename}: " if error.filename else ""
-    return StorageError(f"{place}{error.strerror or error}")
+    place = error.filename or "standard output"
+    return StorageError(f"{place}: {error.strerror or error}")
 
 
 class _TerminationAsInterrupt:
@@ -209,4 +234,18 @@ def program() -> Program:
 
 
 def main() -> None:
-    program().run()
+    """The entry point: also what happens outside of a task ends in a line and a code."""
+    replace_closed_streams()
+    try:
+        try:
+            program().run()
+        finally:
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(CancelledError.exit_code)
+    except OSError as error:
+        give_up_output()
+        if not isinstance(error, BrokenPipeError):
+            print(f"error: standard output: {error.strerror}", file=sys.stderr)
+        sys.exit(1)

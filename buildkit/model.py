@@ -388,6 +388,12 @@ class Reference:
                 f"image reference {text!r} names no registry",
                 hint="write HOST[:PORT]/REPOSITORY:TAG, for example git.example.org/team/app:sm70",
             )
+        if "@" in host:
+            # Not shown: what stands before the @ may be a password.
+            raise UsageError(
+                "an image reference has no user name in it",
+                hint="credentials come from REGISTRY_USERNAME and REGISTRY_TOKEN, or from a login",
+            )
         if not _HOST.fullmatch(host):
             raise UsageError(f"{host!r} in {text!r} is not a registry host")
         repository, tag, digest = split_name(rest, text)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from buildkit.errors import BuildkitError, DigestMismatchError, FormatError, ImageError
+from buildkit.errors import BuildkitError, DigestMismatchError, FormatError, ImageError, UsageError
 from buildkit.model import (
     INDEX_TYPES,
     Descriptor,
@@ -118,6 +118,9 @@ def pull_check(
         config = _config(manifest, client, reference, where)
         if config is not None:
             platforms.append(str(config.platform))
+            has = config.platform
+            if platform is not None and (has.os, has.architecture) != (platform.os, platform.architecture):
+                raise UsageError(f"{reference} is for {has}, not for {platform}")
             if len(config.diff_ids) != len(manifest.layers):
                 raise FormatError(
                     f"has {len(manifest.layers)} layers, its config {len(config.diff_ids)} diff_ids", where=where

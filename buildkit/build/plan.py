@@ -13,12 +13,14 @@ from buildkit.build import labels
 from buildkit.build.git import GitFacts
 from buildkit.errors import UsageError
 from buildkit.model import Digest, Platform
-from buildkit.recipe import Recipe, expand
+from buildkit.recipe import Recipe, expand, placeholders
 
 Backend = Literal["auto", "buildx", "docker", "classic"]
 """``docker``: a client with BuildKit built in. ``classic``: the engine's own builder, by its API."""
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+-]{0,127}", re.ASCII)
+_URL = re.compile(r"(?:https?|ssh|git|file)://[^\s@?#]+", re.ASCII)
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
@@ -74,6 +76,7 @@ class BuildPlan:
 
 def plan(recipe: Recipe, facts: GitFacts, base: BaseImage | None, options: BuildOptions) -> BuildPlan:
     """Raises UsageError where a placeholder has no value, or an override names no argument."""
+    _check_overrides(recipe, options)
     revision = options.revision or facts.revision
     source_url = options.source_url or recipe.source.url
     source_revision = options.source_revision or recipe.source.revision
@@ -131,6 +134,22 @@ def plan(recipe: Recipe, facts: GitFacts, base: BaseImage | None, options: Build
         timeout=options.timeout or recipe.build.timeout,
         rebuild=options.rebuild,
     )
+
+
+def _check_overrides(recipe: Recipe, options: BuildOptions) -> None:
+    """What comes from a command line and ends in labels, which whoever has the image can read."""
+    for name, value in (("source revision", options.source_revision), ("revision", options.revision)):
+        if value is not None and not _REVISION.fullmatch(value):
+            raise UsageError(f"the {name} {value[:60]!r} is not a commit or a tag")
+    if options.source_url is not None and ("@" in options.source_url or not _URL.fullmatch(options.source_url)):
+        # Not shown: what stands before the @ may be a password.
+        raise UsageError(
+            "the source URL must be a URL without credentials", hint="give a token as a build secret of the recipe"
+        )
+    used = {name for text in (*recipe.arguments.values(), *recipe.labels.values()) for name in placeholders(text)}
+    for name, value in (("source_url", options.source_url), ("source_revision", options.source_revision)):
+        if value is not None and name not in used:
+            raise UsageError(f"recipe {recipe.name} takes no {name}", hint=f"its args do not use {{{name}}}")
 
 
 def tags(recipe: Recipe, options: BuildOptions, values: Mapping[str, str | None]) -> tuple[str, ...]:

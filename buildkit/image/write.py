@@ -100,6 +100,9 @@ def _write_archive(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         raise UsageError(f"{path} is a folder, not an archive", hint="a layout's folder is oci:DIR")
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent}")
+    if path.exists() and not path.is_file():
+        # Renaming over it would replace a device or a pipe by a file.
+        raise UsageError(f"{path} is no regular file", hint="name a new file")
     _atomically(path, write)
 
 

@@ -37,7 +37,7 @@ from buildkit.model import (
 from buildkit.progress import Display
 from buildkit.push.plan import Action, PlannedBlob, PushPlan, Target, disk_need
 from buildkit.push.report import PushReport
-from buildkit.registry import CancelToken, Present, RegistryClient
+from buildkit.registry import CancelToken, Presence, Present, RegistryClient, Unknown
 from buildkit.registry.events import UploadReport
 from buildkit.units import format_size
 
@@ -465,7 +465,7 @@ class _Push:
                 if not isinstance(found, Present) or found.size not in (None, descriptor.size):
                     raise CheckFailedError(
                         f"{self.target.repository}: blob {descriptor.digest} is not there with its "
-                        f"{descriptor.size} bytes after the upload: {found}",
+                        f"{descriptor.size} bytes after the upload ({_in_words(found)})",
                         hint="no tag was moved; push again, and look at the registry's storage if it stays so",
                     )
 
@@ -537,6 +537,16 @@ class _Stopped(BuildkitError):
 
     def __init__(self) -> None:
         super().__init__("stopped after a failed upload")
+
+
+def _in_words(found: Presence) -> str:
+    match found:
+        case Present(size=size):
+            return f"it has {size} bytes there"
+        case Unknown(reason=reason):
+            return f"no clear answer: {reason}"
+        case _:
+            return "it is missing there"
 
 
 def _distinct(descriptors: Iterable[Descriptor]) -> Iterator[Descriptor]:

@@ -73,13 +73,14 @@ def check(
         recipe = resolve.recipe_named(policy)
 
     def open_image(text: str) -> ImageSource:
-        return open_source(
+        opened = open_source(
             text,
             engine_host=host,
             method=source,
             platform=Platform.parse(platform) if platform else None,
             registry_client_factory=flags.registry_reader(),
         )
+        return flags.opened_for(opened, platform)
 
     with display(quiet=quiet) as shown:
         shown.say(f"reading {what}")

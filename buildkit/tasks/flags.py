@@ -9,6 +9,8 @@ from dataclasses import replace
 
 from buildkit import stack as local_stack
 from buildkit.errors import UsageError
+from buildkit.image.source import ImageSource
+from buildkit.model import Platform, split_name
 from buildkit.recipe import Push, Recipe
 from buildkit.registry import Credentials, DefaultCredentials, FixedCredentials, RegistryClient, RegistryOptions
 from buildkit.registry.credentials import Credential, clean_secret
@@ -18,6 +20,9 @@ from buildkit.units import parse_size
 SOURCE = "recipe's name, or docker-daemon:NAME, docker-archive:FILE, oci:DIR[:TAG], oci-archive:FILE, docker://REF"
 ENGINE = "address of the container engine (default: DOCKER_HOST, then the usual socket)"
 PLATFORM = "which image of a multi-platform source, like linux/amd64"
+
+PARALLEL = RegistryOptions().parallel
+RETRIES = RegistryOptions().retries
 
 REGISTRY: Mapping[str, str] = {
     "plain-http": "speak http to a registry that is not on this machine's loopback",
@@ -36,8 +41,8 @@ def registry_options(
     chunk_size: str = "",
     limit: str = "",
     edge: str = "",
-    parallel: int = 0,
-    retries: int = -1,
+    parallel: int = PARALLEL,
+    retries: int = RETRIES,
     quirks: str = "",
     plain_http: bool = False,
     insecure: str = "",
@@ -51,6 +56,8 @@ def registry_options(
         insecure_hosts=frozenset(host.strip() for host in insecure.split(",") if host.strip()),
         ca_bundle=ca_bundle or None,
     )
+    if ca_bundle and not os.path.isfile(ca_bundle):
+        raise UsageError(f"--ca-bundle {ca_bundle} is not a file")
     preset = edge or wish.edge
     if preset:
         options = options.with_edge(preset)
@@ -60,14 +67,16 @@ def registry_options(
     if bound is not None:
         options = replace(options, limit=bound, chunk_size=min(options.chunk_size, bound))
     if piece is not None:
+        if limit and bound is not None and piece > bound:
+            raise UsageError(f"--chunk-size {chunk_size} is above --limit {limit}")
         # A chunk above the default limit is a limit that the user vouches for.
         vouched = options.limit if bound or preset else max(options.body_limit, piece)
         options = replace(options, chunk_size=piece, limit=vouched)
     present, absent = _quirks(quirks)
     return replace(
         options,
-        parallel=parallel or options.parallel,
-        retries=retries if retries >= 0 else options.retries,
+        parallel=parallel,
+        retries=retries,
         quirks=present,
         not_quirks=absent,
     )
@@ -86,9 +95,37 @@ def credentials(registry: str, *, username: str = "", password_stdin: bool = Fal
     if sys.stdin.isatty():
         raise UsageError("--password-stdin reads from a pipe, not from a terminal", hint="… < token-file")
     secret = clean_secret(sys.stdin.read(65536))
+    if not secret:
+        raise UsageError("--password-stdin: standard input is empty", hint="… < token-file")
     return FixedCredentials(
         registry=registry, credential=Credential(source="standard input", username=name, password=secret)
     )
+
+
+def opened_for(source: ImageSource, platform: str) -> ImageSource:
+    """``source``, which must be for ``platform`` where that was asked for: a single image has no choice to offer."""
+    if platform and source.random_access:
+        wanted, has = Platform.parse(platform), source.config().platform
+        if (wanted.os, wanted.architecture) != (has.os, has.architecture):
+            raise UsageError(f"{source.name} is for {has}, not for {wanted}")
+    return source
+
+
+def threads(count: int) -> int | None:
+    """``--threads``: 0 stands for all processors."""
+    if not 0 <= count <= 1024:
+        raise UsageError(f"{count} threads make no sense", hint="choose 1 to 1024, or leave --threads out")
+    return count or None
+
+
+def repositories(text: str) -> tuple[str, ...]:
+    """``--mount-from``: names of repositories, by commas."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        _, tag, digest = split_name(name, name)
+        if tag or digest:
+            raise UsageError(f"{name!r} in --mount-from has a tag or digest", hint="name the repository alone")
+    return names
 
 
 def engine_host(text: str, *, environ: Mapping[str, str] = os.environ) -> str | None:

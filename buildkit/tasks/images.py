@@ -77,7 +77,7 @@ def build(
         source_revision=source_revision or None,
         revision=revision or None,
         tags=tuple(tag),
-        timeout=parse_duration(timeout, what="--timeout") if timeout else None,
+        timeout=_timeout(timeout),
         rebuild=rebuild,
         ignore_disk=ignore_disk,
     )
@@ -126,8 +126,8 @@ def push(
     chunk_size: str = "",
     limit: str = "",
     edge: str = "",
-    parallel: int = 0,
-    retries: int = -1,
+    parallel: int = flags.PARALLEL,
+    retries: int = flags.RETRIES,
     compression: str = "",
     threads: int = 0,
     source: str = "auto",
@@ -150,8 +150,6 @@ def push(
     """Push an image to a registry, in chunks that fit through the edge before it."""
     if verify not in ("quick", "deep"):
         raise UsageError(f"--verify {verify!r} is not known", hint="quick or deep")
-    if threads < 0 or parallel < 0:
-        raise UsageError("--threads and --parallel are numbers above 0")
     host = flags.engine_host(engine)
     chosen = resolve.choose(image, engine_host=host)
     target = resolve.target(to, chosen)
@@ -171,8 +169,8 @@ def push(
     wished = chosen.recipe.push.codec if chosen.recipe else None
     settings = PushOptions(
         codec=Codec.parse(compression) if compression else wished or DEFAULT_CODEC,
-        threads=threads or None,
-        mount_from=tuple(name.strip() for name in mount_from.split(",") if name.strip()),
+        threads=flags.threads(threads),
+        mount_from=flags.repositories(mount_from),
         deep=verify == "deep",
     )
     who = flags.credentials(target.repository.registry, username=username, password_stdin=password_stdin)
@@ -196,6 +194,7 @@ def push(
                 ),
             )
         )
+        opened = flags.opened_for(opened, platform)
         if wants_split:
             divide = SplitOptions(limit=options.limit or DEFAULT_LIMIT, codec=settings.codec, threads=settings.threads)
             done = stack.enter_context(split_image(opened, divide, progress=Progress(shown, opened.name)))
@@ -236,7 +235,7 @@ def pull_check(
     reference: str = "",
     deep: bool = False,
     platform: str = "",
-    parallel: int = 0,
+    parallel: int = flags.PARALLEL,
     plain_http: bool = False,
     insecure: str = "",
     ca_bundle: str = "",
@@ -270,6 +269,13 @@ def pull_check(
         raise ReportedFailure(f"{where} is not complete: {sum(not blob.ok for blob in report.blobs)} blobs failed")
 
 
+def _timeout(text: str) -> float | None:
+    seconds = parse_duration(text, what="--timeout") if text else None
+    if seconds == 0:
+        raise UsageError("--timeout must be more than nothing")
+    return seconds
+
+
 def _backend(text: str) -> Backend:
     match text:
         case "auto" | "buildx" | "docker" | "classic":
@@ -282,7 +288,7 @@ def _arguments(pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise UsageError(f"--build-arg {name!r} is not NAME=VALUE")
+            raise UsageError(f"--build-arg {name!r} is not NAME=VALUE", hint="--build-arg NAME=VALUE")
         out[name] = value
     return out
 

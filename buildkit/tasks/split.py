@@ -78,7 +78,7 @@ def split(
         codec=Codec.parse(compression) if compression else wished or DEFAULT_CODEC,
         oversize=parse_oversize(oversize),
         stable=not packed,
-        threads=threads or None,
+        threads=flags.threads(threads),
     )
     verified: Verification | None = None
     with ExitStack() as stack:
@@ -96,6 +96,7 @@ def split(
             )
 
         before = opened(chosen.source, source)
+        flags.opened_for(before, platform)
         told = Progress(shown, before.name)
         if dry:
             report = plan_split(before, options, exact=not quick, progress=told)

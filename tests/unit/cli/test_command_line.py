@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json as jsonlib
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -142,6 +144,64 @@ def test_json_stays_json_when_a_task_fails(run: Run, error: BaseException) -> No
     assert document["ok"] is False
     assert document["exit_code"] == code
     assert document["error"]["message"]
+
+
+def test_json_stays_json_when_a_task_is_interrupted(run: Run) -> None:
+    code, out, err = run(_tasks([], KeyboardInterrupt()), "make", "--json")
+    assert code == jsonlib.loads(out)["exit_code"] == 130
+    assert err.startswith("error: interrupted")
+
+
+def test_json_stays_json_when_the_usage_is_wrong(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["t", "make", "--json", "--nope"])
+    code, out, _ = run(_tasks([]), "make", "--json", "--nope")
+    assert code == jsonlib.loads(out)["exit_code"] == 2
+
+
+def test_a_missing_value_names_its_flag(run: Run) -> None:
+    _, _, err = run(_tasks([]), "make", "--count")
+    assert "--count" in err
+    assert "<Argument" not in err
+
+
+# The process as a whole -----------------------------------------------------------------------------------------------
+
+
+def _shell(line: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", line.replace("buildkit", f"{sys.executable} -m buildkit")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "buildkit --list > /dev/full",
+        "buildkit stack.status --data /nonexistent > /dev/full",
+        "buildkit stack.status --data /nonexistent --json > /dev/full",
+        "buildkit build nowhere --json > /dev/full",
+        "buildkit build nowhere --json >&-",
+        "buildkit build nowhere 2>&-",
+        "buildkit --list | head -1 > /dev/null; exit ${PIPESTATUS[0]}",
+        "buildkit push docker-archive:x.tar --to localhost:1/a:b --username a --password-stdin <&-",
+    ],
+)
+def test_broken_standard_streams_are_no_crash(line: str) -> None:
+    done = _shell(line)
+    assert "Traceback" not in done.stderr + done.stdout
+    assert "internal error" not in done.stderr + done.stdout
+    assert "Exception ignored" not in done.stderr
+    if "--list |" not in line:
+        assert done.returncode in (1, 2)
+
+
+def test_no_password_in_a_reference_is_shown() -> None:
+    done = _shell("buildkit pull-check user:sekrit@localhost:1/a:b --json")
+    assert done.returncode == 2
+    assert "sekrit" not in done.stdout + done.stderr
 
 
 def test_a_failed_check_prints_its_report_once(run: Run) -> None:

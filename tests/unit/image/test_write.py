@@ -127,6 +127,13 @@ def test_places_that_cannot_be_written_to_are_usage_errors(tmp_path: Path) -> No
         write_image(f"oci:{tmp_path}/file/x", output())
 
 
+def test_an_archive_does_not_take_the_place_of_a_pipe_or_a_device(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="no regular file"):
+        write_image(f"docker-archive:{tmp_path / 'pipe'}", output())
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_archives_are_reproducible(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_image(f"oci-archive:{tmp_path}/{name}.tar:t", output())
