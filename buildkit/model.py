@@ -420,6 +420,11 @@ class Reference:
         return self.name + (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
 
 
+def is_registry_host(text: str) -> bool:
+    """Whether ``text`` is ``host[:port]``, as references begin."""
+    return bool(_HOST.fullmatch(text))
+
+
 def split_name(text: str, whole: str) -> tuple[str, str | None, Digest | None]:
     """``repository[:tag][@digest]`` in its three parts; ``whole`` is what the UsageError shows."""
     rest, at, digest_text = text.partition("@")

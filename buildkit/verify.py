@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from buildkit.errors import BuildkitError, DigestMismatchError, FormatError, ImageError, UsageError
+from buildkit.errors import BuildkitError, DigestMismatchError, FormatError, ImageError, NotFoundError, UsageError
 from buildkit.model import (
     INDEX_TYPES,
     Descriptor,
@@ -108,6 +109,8 @@ def pull_check(
     missing or wrong is a value in the report.
     """
     began = time.monotonic()
+    with contextlib.suppress(NotFoundError):
+        client.ping()
     fetched = client.get_manifest(reference)
     where = str(reference)
     manifests = list(_manifests(fetched.raw, fetched.media_type, reference, client, platform))

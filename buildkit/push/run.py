@@ -18,7 +18,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 from buildkit.blob import Blob, BlobState
-from buildkit.errors import BuildkitError, CancelledError, CheckFailedError, DigestMismatchError, ImageError
+from buildkit.errors import (
+    BuildkitError,
+    CancelledError,
+    CheckFailedError,
+    DigestMismatchError,
+    ImageError,
+    NotFoundError,
+)
 from buildkit.image.blobfile import FileBlob, GrowingBlob
 from buildkit.image.cache import BlobCache
 from buildkit.image.compress import DEFAULT_CODEC, Codec, Compressor
@@ -168,6 +175,9 @@ class _Push:
     def survey(self) -> None:
         """What has to be done with each blob, from the cache's and the registry's word."""
         self._check_layer_count()
+        # An address where no registry answers is told in seconds, not after all the patience that an upload deserves.
+        with contextlib.suppress(NotFoundError):
+            self.client.ping()
         known = None if self.source.manifest else self.cache.find_image(self.source.image_id, self._cache_key)
         if known and tuple(known.config.diff_ids) == tuple(layer.diff_id for layer in self.source.layers):
             self._image = (known.manifest, known.config)

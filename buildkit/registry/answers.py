@@ -165,7 +165,7 @@ def error_for(request: Request, reply: Answer | Failure) -> RegistryError | NotF
         if "reqpackageaccess" in words.lower():
             hint = "Gitea wants a personal token with the scope write:package; an Actions job's own token cannot push"
         else:
-            hint = "invoke login, or set REGISTRY_USERNAME and REGISTRY_TOKEN; the token needs the right to push here"
+            hint = "invoke login, or set REGISTRY_USERNAME and REGISTRY_TOKEN; the token needs the right to do this"
         return AuthError(text, hint=hint, status=status)
     if status == 403:
         hint = "the credential may not do this, or a quota is used up: check the token's scopes and the owner's quota"

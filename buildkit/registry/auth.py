@@ -200,13 +200,21 @@ class Authenticator:
 
     def _token_request(self, challenge: Challenge, wanted: frozenset[str], credential: Credential | None) -> Request:
         realm = challenge.parameters.get("realm", "")
-        target = Origin.of(realm)
-        if target.scheme == "http" and self._origin.scheme == "https" and not is_loopback(target.host):
-            if target.host != self._origin.host:
+        try:
+            target = Origin.of(realm)
+        except ProtocolError as error:
+            raise ProtocolError(
+                f"{self._registry} names a token realm that is no URL: {realm[:200]!r}",
+                hint="the registry is misconfigured, or this address is none",
+            ) from error
+        if target.scheme == "http" and target.host != self._origin.host:
+            # Without TLS a login goes nowhere but to the registry's own host. (Two loopback addresses are one host.)
+            if not (is_loopback(target.host) and is_loopback(self._origin.host)):
                 raise ProtocolError(
                     f"{self._registry} sends logins to {target}, without TLS: not followed",
                     hint="the registry's token realm is misconfigured",
                 )
+        elif target.scheme == "http" and self._origin.scheme == "https":
             # Behind a proxy that ends TLS the registry may not know its own scheme.
             realm = f"{self._origin}{urlsplit(realm).path}"
         if urlsplit(realm).username is not None:

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from types import TracebackType
@@ -48,6 +48,7 @@ from buildkit.registry.limits import LimitStore
 from buildkit.registry.location import Origin, resolve
 from buildkit.registry.manifests import FetchedManifest, Patient
 from buildkit.registry.options import RegistryOptions
+from buildkit.registry.secrets import masked, sent_secrets
 from buildkit.registry.state import state_dir
 from buildkit.registry.steps import (
     Answer,
@@ -82,6 +83,8 @@ T = TypeVar("T")
 
 USER_AGENT = "buildkit"
 _MAX_REDIRECTS = 5
+_GREETING_TIMEOUT = 20.0
+"""Seconds until the answer to the first request; see Patience.GREETING."""
 _POLL = 0.2
 """Seconds between two looks at a blob that grows or a lock that is held; bounds how long a stop goes unseen."""
 
@@ -155,6 +158,7 @@ class RegistryClient:
             method="GET",
             url=f"{self.origin}/v2/",
             scopes=(push_scope(repository),) if repository else (),
+            patience=Patience.GREETING,
         )
         answer = self._run(self._patient(retries).ask(request))
         if answer.status != 200:
@@ -358,6 +362,8 @@ class RegistryClient:
                 headers["Authorization"] = used
             with self._transport.stream(url, headers, answer_timeout=self.options.answer_timeout) as (answer, read):
                 self._cancel.check()
+                if answer.status >= 400:
+                    answer = replace(answer, body=masked(answer.body, sent_secrets(headers, None)))
                 if answer.status in (301, 302, 303, 307, 308):
                     url = self._redirected(request, answer, url)
                     continue
@@ -482,17 +488,24 @@ class RegistryClient:
             body = FileBody(lambda: source.window(window.start, window.end), window.size)
         elif request.body is not None:
             body = request.body
-        closing = request.patience is Patience.CLOSING
+        patience = {
+            Patience.NORMAL: self.options.answer_timeout,
+            Patience.CLOSING: self.options.closing_timeout,
+            Patience.GREETING: min(self.options.answer_timeout, _GREETING_TIMEOUT),
+        }
         reply = self._transport.exchange(
             request.method,
             request.url,
             headers,
             body,
-            answer_timeout=self.options.closing_timeout if closing else self.options.answer_timeout,
+            answer_timeout=patience[request.patience],
             **({"limit": manifests.MAX_FETCHED} if request.method == "GET" and "/manifests/" in request.url else {}),
         )
         # A connection that broke because the user stopped is no failure to retry.
         self._cancel.check()
+        if isinstance(reply, Answer) and reply.status >= 400:
+            secrets = sent_secrets(headers, request.body if isinstance(request.body, bytes) else None)
+            return replace(reply, body=masked(reply.body, secrets))
         return reply
 
     def _note(self, step: Note, blob: Blob | None, entry: JournalEntry | None) -> None:

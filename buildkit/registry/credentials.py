@@ -110,6 +110,10 @@ def clean_secret(text: str) -> str:
     """Without the line break that files and pipes add. UsageError for control characters within: they would split a
     header."""
     stripped = text.strip("\r\n")
+    try:
+        stripped.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError("a user name or token is not UTF-8 text", hint="is it the right file?") from error
     if any(ord(c) < 32 or ord(c) == 127 for c in stripped):
         raise UsageError("a user name or token contains control characters", hint="was it pasted with a line break?")
     return stripped

@@ -18,6 +18,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from buildkit.errors import StorageError, UsageError
+from buildkit.model import is_registry_host
 from buildkit.registry.client import RegistryClient
 from buildkit.registry.clock import Clock
 from buildkit.registry.credentials import (
@@ -60,6 +61,7 @@ def login(
     UnreachableError, StorageError, MissingComponentError (helper not installed).
     """
     environ = os.environ if environ is None else environ
+    _check_host(registry)
     username, password = clean_secret(username), clean_secret(password)
     if not username or not password or ":" in username:
         raise UsageError(
@@ -88,6 +90,7 @@ def login(
 def logout(registry: str, *, environ: Mapping[str, str] | None = None) -> bool:
     """Remove the registry's login from Docker's configuration and helper; False where there was none."""
     environ = os.environ if environ is None else environ
+    _check_host(registry)
     path = docker_config_path(environ)
     config = load_docker_config(path)
     helper = helper_for(config, registry)
@@ -98,6 +101,13 @@ def logout(registry: str, *, environ: Mapping[str, str] | None = None) -> bool:
     if known:
         _edit(path, lambda config: [config["auths"].pop(key, None) for key in known])
     return bool(known) or erased
+
+
+def _check_host(registry: str) -> None:
+    if not is_registry_host(registry):
+        # What stands before an @ may be a password: not shown.
+        shown = "what is given" if "@" in registry else repr(registry[:100])
+        raise UsageError(f"{shown} is not a registry", hint="name it like git.example.org or localhost:5000")
 
 
 def _edit(path: Path, change: Any) -> None:

@@ -62,6 +62,8 @@ class Patience(Enum):
 
     NORMAL = "normal"
     CLOSING = "closing"
+    GREETING = "greeting"
+    """The first word: an address where nobody answers must not be waited for as long as a registry at work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

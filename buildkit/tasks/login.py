@@ -51,7 +51,8 @@ def login(
     if json:
         emit_json({"ok": True, "registry": result.registry, "username": result.username, "stored_in": result.stored_in})
         return
-    print(f"logged in to {result.registry} as {result.username}; stored in {result.stored_in}")
+    what = "stored without trying it" if no_verify else "logged in"
+    print(f"{what}: {result.username} at {result.registry}, in {result.stored_in}")
     if result.plain:
         print("note: it is readable there for whoever can read the file; a credential helper keeps it elsewhere")
 
