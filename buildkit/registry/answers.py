@@ -8,8 +8,10 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
+from urllib.parse import urljoin
 
 from buildkit.errors import (
     AuthError,
@@ -21,6 +23,7 @@ from buildkit.errors import (
     one_line,
 )
 from buildkit.registry.location import redact
+from buildkit.registry.secrets import masked
 from buildkit.registry.steps import RETRYABLE, Answer, Failure, Request
 from buildkit.units import format_size
 
@@ -44,6 +47,12 @@ class ServerError:
     message: str
 
 
+def shown(answer: Answer, text: str, limit: int) -> str:
+    """What may be printed of a server's ``text``. Every word of a server's that becomes part of ours comes through
+    here, decoded already and not yet cut."""
+    return one_line(masked(text, answer.secrets), limit)
+
+
 def server_errors(answer: Answer) -> tuple[ServerError, ...]:
     """The registry's own errors; empty where the body is not that JSON."""
     if answer.body[:1] not in (b"{", b" ", b"\n", b"\r", b"\t"):
@@ -59,10 +68,11 @@ def server_errors(answer: Answer) -> tuple[ServerError, ...]:
     for entry in entries[:5]:
         if isinstance(entry, dict):
             detail = entry.get("detail")
-            message = one_line(str(entry.get("message") or ""), 200)
+            message = shown(answer, str(entry.get("message") or ""), 200)
             if isinstance(detail, str) and detail and detail not in message:
-                message = one_line(f"{message}: {detail}", 300)
-            found.append(ServerError(code=one_line(str(entry.get("code") or ""), 60).upper(), message=message))
+                message = one_line(f"{message}: {shown(answer, detail, 300)}", 300)
+            code = shown(answer, str(entry.get("code") or ""), 60).upper()
+            found.append(ServerError(code=code, message=message))
     return tuple(found)
 
 
@@ -79,19 +89,19 @@ def summary(answer: Answer) -> str:
     errors = server_errors(answer)
     if errors:
         return "; ".join(" ".join(part for part in (e.code, e.message) if part) for e in errors)
-    text = answer.body[:4096].decode("utf-8", "replace")
+    text = masked(answer.body.decode("utf-8", "replace"), answer.secrets)[:4096]
     if is_html(answer):
         title = _TITLE.search(text)
         words = title[1] if title else _TAGS.sub(" ", text)
-        return one_line(f"an HTML page: {html.unescape(words)}", 160)
-    return one_line(text, 160)
+        return shown(answer, f"an HTML page: {html.unescape(words)}", 160)
+    return shown(answer, text, 160)
 
 
 def who(answer: Answer) -> str:
     """Who answered, as far as the headers tell: a registry's errors are JSON, an edge's are pages."""
-    server = one_line(answer.headers.get("server", ""), 60)
-    ray = one_line(answer.headers.get("cf-ray", ""), 40)
-    kind = one_line(answer.headers.get("content-type", "").partition(";")[0], 40)
+    server = shown(answer, answer.headers.get("server", ""), 60)
+    ray = shown(answer, answer.headers.get("cf-ray", ""), 40)
+    kind = shown(answer, answer.headers.get("content-type", "").partition(";")[0], 40)
     parts = [server or "an unnamed server"]
     if ray:
         parts.append(f"cf-ray {ray}")
@@ -160,23 +170,31 @@ def error_for(request: Request, reply: Answer | Failure) -> RegistryError | NotF
             text, hint="check the address and the network; the same command goes on where it stopped"
         )
     status = reply.status
-    words = summary(reply)
+    right = _right(request.scopes)
     if status == 401:
-        if "reqpackageaccess" in words.lower():
-            hint = "Gitea wants a personal token with the scope write:package; an Actions job's own token cannot push"
+        if "reqpackageaccess" in summary(reply).lower():
+            hint = "Gitea wants a personal token with the scope read:package"
+            if right != "pull":
+                hint = "Gitea wants a personal token with the scope write:package; an Actions job's token cannot push"
         else:
-            hint = "invoke login, or set REGISTRY_USERNAME and REGISTRY_TOKEN; the token needs the right to do this"
+            needs = f"; the token needs the right to {right} here" if right else ""
+            hint = f"invoke login, or set REGISTRY_USERNAME and REGISTRY_TOKEN{needs}"
         return AuthError(text, hint=hint, status=status)
     if status == 403:
-        hint = "the credential may not do this, or a quota is used up: check the token's scopes and the owner's quota"
+        hint = f"the credential may not {right or 'do this'} here: check the token's scopes and who may see the owner"
+        if right == "push":
+            hint = "the credential may not push here, or a quota is used up: check the token's scopes and the quota"
         return AuthError(text, hint=hint, status=status)
     if is_size_refusal(request, reply):
         return SizeRefusedError(text, hint=_size_hint(request), status=status)
     if status == 404 and request.method in ("GET", "HEAD"):
         return NotFoundError(text)
     if 300 <= status < 400:
-        target = "use the address that it points to" if reply.headers.get("location") else None
-        return ProtocolError(text, hint=target, status=status)
+        location = reply.headers.get("location")
+        if not location:
+            return ProtocolError(f"{text}: a redirect to nowhere", status=status)
+        target = shown(reply, _target(request.url, location), 200)
+        return ProtocolError(f"{text}: redirected to {target}", hint="use the address that it points to", status=status)
     if status in RETRYABLE:
         return UnreachableError(
             text, hint="the retries are used up; the same command goes on where it stopped", status=status
@@ -184,6 +202,20 @@ def error_for(request: Request, reply: Answer | Failure) -> RegistryError | NotF
     if status >= 400 and not is_html(reply):
         return RegistryError(text, status=status)
     return ProtocolError(text, hint="is this address a registry? GET /v2/ should answer 200 or 401", status=status)
+
+
+def _right(scopes: Iterable[str]) -> str:
+    """The strongest right among token scopes (``repository:NAME:ACTION,ACTION``); empty where none is named."""
+    actions = {action for scope in scopes for action in scope.rpartition(":")[2].split(",")}
+    return next((right for right in ("delete", "push", "pull") if right in actions), "")
+
+
+def _target(request_url: str, location: str) -> str:
+    """Where a redirect points: scheme, host and path. The query may hold a signature."""
+    try:
+        return redact(urljoin(request_url, location))
+    except ValueError:
+        return redact(location)
 
 
 def _size_hint(request: Request) -> str:

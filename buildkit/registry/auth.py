@@ -22,7 +22,7 @@ from urllib.parse import urlencode, urlsplit
 from buildkit.errors import AuthError, ProtocolError
 from buildkit.registry.answers import describe, error_for
 from buildkit.registry.credentials import Credential
-from buildkit.registry.location import Origin, is_loopback, with_query
+from buildkit.registry.location import Origin, redact, same_host, with_query
 from buildkit.registry.steps import RETRYABLE, Answer, Failure, Request, Steps, ask, retry_after
 
 DEFAULT_LIFE = 60.0
@@ -106,6 +106,7 @@ class Authenticator:
         self._credential: Credential | None = None
         self._looked_up = False
         self._basic = False
+        self._tried = False
         self._bearer: Challenge | None = None
         self._tokens: dict[frozenset[str], Token] = {}
 
@@ -117,6 +118,11 @@ class Authenticator:
                 self._credential = self._lookup()
                 self._looked_up = True
             return self._credential
+
+    @property
+    def tried(self) -> bool:
+        """Whether the credential was asked for: an open registry takes any, and proves nothing."""
+        return self._tried
 
     @property
     def realm(self) -> str | None:
@@ -142,8 +148,9 @@ class Authenticator:
         challenges = parse_challenges(answer.headers.get("www-authenticate", ""))
         bearer = next((c for c in challenges if c.scheme == "bearer" and c.parameters.get("realm")), None)
         wanted = frozenset(request.scopes)
-        if bearer is None and not challenges:
-            bearer = self._bearer  # an edge that drops the header; the registry's wish is known from before
+        if bearer is None and all(c.scheme == "bearer" for c in challenges):
+            # An edge that drops the header, or a mere `Bearer error="invalid_token"`: the realm is known from before.
+            bearer = self._bearer
         if bearer is not None:
             with self._lock:
                 self._bearer = bearer
@@ -156,18 +163,26 @@ class Authenticator:
             token = yield from self._fetch(bearer, wanted)
             return token.header if token.header != used else None
         credential = self.credential
+        direct = credential is not None and credential.registry_token is not None
+        if challenges and not direct and all(c.scheme == "bearer" for c in challenges):
+            raise ProtocolError(
+                f"{self._registry} asks for a token and names no realm to get it from",
+                hint="the registry is misconfigured, or this address is none",
+            )
         if credential is None or used is not None:
             return None
         if credential.registry_token is not None:
+            self._tried = True
             return f"Bearer {credential.registry_token}"
         if not any(c.scheme == "basic" for c in challenges):
             return None  # a password goes out only where it is asked for
         with self._lock:
-            self._basic = True
+            self._basic = self._tried = True
         return credential.basic()
 
     def _fetch(self, challenge: Challenge, wanted: frozenset[str]) -> Steps[Token]:
         credential = self.credential
+        self._tried = self._tried or credential is not None
         if credential is not None and credential.registry_token is not None:
             return Token(header=f"Bearer {credential.registry_token}", renew_at=float("inf"))
         request = self._token_request(challenge, wanted, credential)
@@ -189,7 +204,8 @@ class Authenticator:
                 status=reply.status,
             )
         if reply.status != 200:
-            raise error_for(request, reply)
+            # Without the body where it may be a token after all.
+            raise error_for(request, reply if reply.status >= 400 else replace(reply, body=b""))
         value, life = parse_token(reply.body, where=f"the token service of {self._registry}")
         # Ahead of its end by a tenth, at least by 5 s (but never more than half of its life): the request has to get
         # there in time, too.
@@ -207,18 +223,18 @@ class Authenticator:
                 f"{self._registry} names a token realm that is no URL: {realm[:200]!r}",
                 hint="the registry is misconfigured, or this address is none",
             ) from error
-        if target.scheme == "http" and target.host != self._origin.host:
-            # Without TLS a login goes nowhere but to the registry's own host. (Two loopback addresses are one host.)
-            if not (is_loopback(target.host) and is_loopback(self._origin.host)):
-                raise ProtocolError(
-                    f"{self._registry} sends logins to {target}, without TLS: not followed",
-                    hint="the registry's token realm is misconfigured",
-                )
-        elif target.scheme == "http" and self._origin.scheme == "https":
-            # Behind a proxy that ends TLS the registry may not know its own scheme.
-            realm = f"{self._origin}{urlsplit(realm).path}"
         if urlsplit(realm).username is not None:
-            raise ProtocolError(f"{self._registry} names a token realm with user information")
+            raise ProtocolError(f"{self._registry} names a token realm with user information: {redact(realm)[:200]!r}")
+        if target.scheme == "http" and not same_host(target.host, self._origin.host):
+            # Whatever the registry's own scheme: its host is what the user named, and trusts without TLS if at all.
+            raise ProtocolError(
+                f"{self._registry} sends logins to {target}, another host, without TLS: not followed",
+                hint="the registry's token realm is misconfigured",
+            )
+        if target.scheme == "http" and self._origin.scheme == "https":
+            # Behind a proxy that ends TLS the registry may not know its own scheme.
+            parts = urlsplit(realm)
+            realm = f"{self._origin}{parts.path}" + (f"?{parts.query}" if parts.query else "")
         query = [("service", challenge.parameters["service"])] if challenge.parameters.get("service") else []
         scopes = sorted(wanted) or challenge.parameters.get("scope", "").split()
         doing = f"asking for a token for {self._registry}"

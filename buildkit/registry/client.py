@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -33,6 +33,7 @@ from buildkit.registry import manifests
 from buildkit.registry.answers import describe, error_for
 from buildkit.registry.auth import Authenticator, TokenUnavailable
 from buildkit.registry.clock import CancelToken, Clock, SystemClock
+from buildkit.registry.contact import GREETING_TIMEOUT, Contacts
 from buildkit.registry.credentials import Credentials, DefaultCredentials
 from buildkit.registry.events import (
     JournalFailed,
@@ -48,7 +49,7 @@ from buildkit.registry.limits import LimitStore
 from buildkit.registry.location import Origin, resolve
 from buildkit.registry.manifests import FetchedManifest, Patient
 from buildkit.registry.options import RegistryOptions
-from buildkit.registry.secrets import masked, sent_secrets
+from buildkit.registry.secrets import KnownSecrets
 from buildkit.registry.state import state_dir
 from buildkit.registry.steps import (
     Answer,
@@ -65,6 +66,7 @@ from buildkit.registry.steps import (
     Tell,
     Window,
     is_retryable,
+    retry_after,
 )
 from buildkit.registry.transport import BLOCK, FileBody, Transport, TransportError
 from buildkit.registry.upload import (
@@ -83,20 +85,22 @@ T = TypeVar("T")
 
 USER_AGENT = "buildkit"
 _MAX_REDIRECTS = 5
-_GREETING_TIMEOUT = 20.0
-"""Seconds until the answer to the first request; see Patience.GREETING."""
 _POLL = 0.2
 """Seconds between two looks at a blob that grows or a lock that is held; bounds how long a stop goes unseen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryInfo:
-    """What ``ping`` found out: the registry's name as far as it shows, and how it wants to be authenticated."""
+    """What ``ping`` found out: the registry's name as far as it shows, and how it wants to be authenticated.
+
+    ``authenticated``: it asked for a credential, and took ours. An open registry asks for none.
+    """
 
     origin: str
     kind: str
     version: str | None
     realm: str | None
+    authenticated: bool
 
 
 class RegistryClient:
@@ -126,6 +130,9 @@ class RegistryClient:
         folder = Path(state_dir(state))
         self._journal = Journal(folder)
         self._limits = LimitStore(folder)
+        self._journaled = False
+        self._secrets = KnownSecrets()
+        self._contacts = Contacts()
         self._transport = Transport(self.options, self._clock)
         self._auth = Authenticator(
             registry=registry,
@@ -136,7 +143,14 @@ class RegistryClient:
         self._cancel.on_cancel(self._transport.abort)
 
     def close(self) -> None:
+        """Idempotent. Old entries of the journal are removed here rather than at the start: what this run wanted to
+        resume, however old, it has resumed."""
         self._transport.close()
+        if self._journaled:
+            self._journaled = False
+            # Housekeeping: what cannot be removed today is in nobody's way.
+            with contextlib.suppress(OSError, Timeout):
+                self._journal.prune(self._clock.now())
 
     def __enter__(self) -> Self:
         return self
@@ -158,7 +172,6 @@ class RegistryClient:
             method="GET",
             url=f"{self.origin}/v2/",
             scopes=(push_scope(repository),) if repository else (),
-            patience=Patience.GREETING,
         )
         answer = self._run(self._patient(retries).ask(request))
         if answer.status != 200:
@@ -166,7 +179,14 @@ class RegistryClient:
         if "html" in answer.headers.get("content-type", "").lower():
             raise ProtocolError(f"{describe(request, answer)}: not a registry", hint="check the address")
         kind, version = self._identify(answer)
-        return RegistryInfo(origin=str(self.origin), kind=kind, version=version, realm=self._auth.realm)
+        realm = self._auth.realm
+        return RegistryInfo(
+            origin=str(self.origin),
+            kind=kind,
+            version=version,
+            realm=self._secrets.masked(realm) if realm is not None else None,
+            authenticated=self._auth.tried,
+        )
 
     def _identify(self, answer: Answer) -> tuple[str, str | None]:
         realm = self._auth.realm or ""
@@ -185,7 +205,7 @@ class RegistryClient:
                     with contextlib.suppress(BuildkitError):
                         version = load_json_object(reply.body, where="version", limit=2**16).get("version")
                         if isinstance(version, str):
-                            return kind, one_line(version, 60)
+                            return kind, one_line(self._secrets.masked(version), 60)
             return "Gitea or Forgejo", None
         if "registry/2.0" in answer.headers.get("docker-distribution-api-version", ""):
             return "distribution or compatible", None
@@ -250,6 +270,7 @@ class RegistryClient:
             entry = self._journal.entry(registry=self.registry, repository=repository, key=key)
             told = False
             try:
+                self._journaled = True
                 while not entry.try_lock():
                     if not told:
                         told = True
@@ -300,7 +321,8 @@ class RegistryClient:
             raise error_for(request, answer)
         location = answer.headers.get("location")
         if location:
-            url, _ = resolve(location, request_url=request.url, origin=self.origin)
+            with self._discreet():
+                url, _ = resolve(location, request_url=request.url, origin=self.origin)
             self._send(Request(doing="cancelling the upload", method="DELETE", url=url, scopes=scopes), None)
 
     def read_blob(self, repository: str, descriptor: Descriptor, *, start: int = 0) -> Iterator[bytes]:
@@ -360,10 +382,8 @@ class RegistryClient:
             headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **request.headers}
             if own and used is not None:
                 headers["Authorization"] = used
-            with self._transport.stream(url, headers, answer_timeout=self.options.answer_timeout) as (answer, read):
+            with self._stream(url, headers) as (answer, read):
                 self._cancel.check()
-                if answer.status >= 400:
-                    answer = replace(answer, body=masked(answer.body, sent_secrets(headers, None)))
                 if answer.status in (301, 302, 303, 307, 308):
                     url = self._redirected(request, answer, url)
                     continue
@@ -374,7 +394,12 @@ class RegistryClient:
                         continue
                 if is_retryable(answer):
                     raise TransportError(
-                        Failure(kind="dropped", detail=describe(request, answer), seconds=answer.seconds)
+                        Failure(
+                            kind="dropped",
+                            detail=describe(request, answer),
+                            seconds=answer.seconds,
+                            asked=retry_after(answer),
+                        )
                     )
                 if answer.status not in (200, 206):
                     raise error_for(request, answer)
@@ -405,7 +430,39 @@ class RegistryClient:
         location = answer.headers.get("location")
         if not location:
             raise error_for(request, answer)
-        return resolve(location, request_url=url, origin=self.origin, allow_plain=self.options.plain_http is True)[0]
+        with self._discreet():
+            allow = self.options.plain_http is True
+            return resolve(location, request_url=url, origin=self.origin, allow_plain=allow)[0]
+
+    @contextlib.contextmanager
+    def _stream(self, url: str, headers: dict[str, str]) -> Iterator[tuple[Answer, Callable[[int], bytes]]]:
+        """As Transport's; what never answered is given less patience, here as in ``_exchange``."""
+        origin = Origin.of(url)
+        patience = self.options.answer_timeout
+        self._secrets.learn(headers)
+        opened = False
+        try:
+            if not self._contacts.is_met(origin):
+                patience = min(patience, GREETING_TIMEOUT)
+            with self._transport.stream(url, headers, answer_timeout=patience) as (answer, read):
+                opened = True
+                self._contacts.answered(origin)
+                yield replace(answer, secrets=self._secrets.forms), read
+        except TransportError as error:
+            if opened:
+                raise
+            raise TransportError(self._contacts.judged(origin, error.failure)) from error
+
+    @contextlib.contextmanager
+    def _discreet(self) -> Iterator[None]:
+        """Errors that quote a server leave without the secrets that it may have repeated."""
+        try:
+            yield
+        except BuildkitError as error:
+            error.message = self._secrets.masked(error.message)
+            error.hint = self._secrets.masked(error.hint) if error.hint else None
+            error.args = (error.message,)
+            raise
 
     # The loop --------------------------------------------------------------------------------------------------------
 
@@ -419,6 +476,10 @@ class RegistryClient:
 
     def _run(self, steps: Steps[T], blob: Blob | None = None, entry: JournalEntry | None = None) -> T:
         """Carry a machine's steps out until it returns. The only place that sends, sleeps, waits and writes."""
+        with self._discreet():
+            return self._loop(steps, blob, entry)
+
+    def _loop(self, steps: Steps[T], blob: Blob | None, entry: JournalEntry | None) -> T:
         try:
             step = next(steps)
             while True:
@@ -491,22 +552,29 @@ class RegistryClient:
         patience = {
             Patience.NORMAL: self.options.answer_timeout,
             Patience.CLOSING: self.options.closing_timeout,
-            Patience.GREETING: min(self.options.answer_timeout, _GREETING_TIMEOUT),
-        }
+        }[request.patience]
+        origin = Origin.of(request.url)
+        # Large bodies and closing requests take their time, also at a host that an upload was sent on to.
+        greeting = (
+            not self._contacts.is_met(origin)
+            and not isinstance(request.body, Window)
+            and request.patience is Patience.NORMAL
+        )
+        self._secrets.learn(headers, body if isinstance(body, bytes) and not request.authenticate else None)
         reply = self._transport.exchange(
             request.method,
             request.url,
             headers,
             body,
-            answer_timeout=patience[request.patience],
+            answer_timeout=min(patience, GREETING_TIMEOUT) if greeting else patience,
             **({"limit": manifests.MAX_FETCHED} if request.method == "GET" and "/manifests/" in request.url else {}),
         )
         # A connection that broke because the user stopped is no failure to retry.
         self._cancel.check()
-        if isinstance(reply, Answer) and reply.status >= 400:
-            secrets = sent_secrets(headers, request.body if isinstance(request.body, bytes) else None)
-            return replace(reply, body=masked(reply.body, secrets))
-        return reply
+        if isinstance(reply, Answer):
+            self._contacts.answered(origin)
+            return replace(reply, secrets=self._secrets.forms)
+        return self._contacts.judged(origin, reply) if greeting or self._contacts.is_met(origin) else reply
 
     def _note(self, step: Note, blob: Blob | None, entry: JournalEntry | None) -> None:
         if entry is None or blob is None:

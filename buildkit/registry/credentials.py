@@ -20,7 +20,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from buildkit.errors import MissingComponentError, UsageError
 
@@ -112,11 +112,24 @@ def clean_secret(text: str) -> str:
     stripped = text.strip("\r\n")
     try:
         stripped.encode()
-    except UnicodeEncodeError as error:
-        raise UsageError("a user name or token is not UTF-8 text", hint="is it the right file?") from error
+    except UnicodeEncodeError:
+        # Without the cause: it holds the text.
+        raise UsageError("a user name or token is not UTF-8 text", hint="is it the right file?") from None
     if any(ord(c) < 32 or ord(c) == 127 for c in stripped):
         raise UsageError("a user name or token contains control characters", hint="was it pasted with a line break?")
     return stripped
+
+
+def read_secret(stream: TextIO) -> str:
+    """A user's token from standard input, at most 64 KiB. UsageError for what is no text.
+
+    Whether a byte that is not UTF-8 raises here or becomes a surrogate depends on the locale.
+    """
+    try:
+        return clean_secret(stream.read(65536))
+    except UnicodeDecodeError:
+        # Without the cause: it holds the bytes.
+        raise UsageError("a user name or token is not UTF-8 text", hint="is it the right file?") from None
 
 
 def docker_config_path(environ: Mapping[str, str]) -> Path:

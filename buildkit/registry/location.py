@@ -14,6 +14,7 @@ from buildkit.errors import ProtocolError, UsageError
 
 MAX_LOCATION = 16 * 2**10
 _RANGE = re.compile(r"(?:bytes[ =])?\s*(\d{1,19})-(-?\d{1,19})(?:/\S*)?", re.ASCII)
+_THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -69,6 +70,15 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def same_host(one: str, other: str) -> bool:
+    """Whether two host names mean the same machine for sure: equal, or names of this machine's one loopback address.
+
+    127.0.0.2 is loopback, too, but anyone's service may listen there that could not listen on 127.0.0.1.
+    """
+    one, other = (name.lower().rstrip(".") for name in (one, other))
+    return one == other or (one in _THIS_MACHINE and other in _THIS_MACHINE)
 
 
 def resolve(location: str, *, request_url: str, origin: Origin, allow_plain: bool = False) -> tuple[str, bool]:

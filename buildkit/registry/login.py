@@ -37,12 +37,17 @@ from buildkit.registry.state import write_atomic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoginResult:
-    """``stored_in`` is the file or the helper; ``plain`` warns that the secret is readable in that file."""
+    """``stored_in`` is the file or the helper; ``plain`` warns that the secret is readable in that file.
+
+    ``verified``: the registry asked for the credential and took it. Not so where it was not to be tried, and where the
+    registry lets everyone in: sending it anyway would prove nothing, as such a registry takes any.
+    """
 
     registry: str
     username: str
     stored_in: str
     plain: bool
+    verified: bool
 
 
 def login(
@@ -69,10 +74,11 @@ def login(
             hint="give the token by --password-stdin",
         )
     credential = Credential(source="login", username=username, password=password)
+    verified = False
     if verify:
         fixed = FixedCredentials(registry, credential)
         with RegistryClient(registry, credentials=fixed, options=options, clock=clock) as client:
-            client.ping()
+            verified = client.ping().authenticated
     key = config_keys(registry)[0]
     path = docker_config_path(environ)
     helper = helper_for(load_docker_config(path), registry)
@@ -81,10 +87,16 @@ def login(
         if call_helper(helper, "store", secret, environ=environ) is None:
             raise StorageError(f"the credential helper docker-credential-{helper} did not store the login")
         _edit(path, lambda config: config.setdefault("auths", {}).__setitem__(key, {}))
-        return LoginResult(registry=registry, username=username, stored_in=f"credential helper {helper}", plain=False)
+        return LoginResult(
+            registry=registry,
+            username=username,
+            stored_in=f"credential helper {helper}",
+            plain=False,
+            verified=verified,
+        )
     encoded = base64.b64encode(f"{username}:{password}".encode()).decode()
     _edit(path, lambda config: config.setdefault("auths", {}).__setitem__(key, {"auth": encoded}))
-    return LoginResult(registry=registry, username=username, stored_in=str(path), plain=True)
+    return LoginResult(registry=registry, username=username, stored_in=str(path), plain=True, verified=verified)
 
 
 def logout(registry: str, *, environ: Mapping[str, str] | None = None) -> bool:

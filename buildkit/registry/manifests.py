@@ -20,6 +20,7 @@ from buildkit.registry.steps import (
     Steps,
     Tell,
     ask,
+    come_back_later,
     is_retryable,
 )
 from buildkit.registry.upload import pull_scope, push_scope
@@ -58,10 +59,13 @@ class Patient:
             yield from self.pause(request, reply)
 
     def pause(self, request: Request, reply: Answer | Failure) -> Steps[None]:
-        final = isinstance(reply, Failure) and reply.final
-        wait = self.budget.wait(reply)
-        if final or wait > self.budget.max_wait or not self.budget.spend():
+        if not is_retryable(reply) or not self.budget.spend():
             raise error_for(request, reply)
+        wait = self.budget.wait(reply)
+        if wait > self.budget.max_wait:
+            error = error_for(request, reply)
+            error.hint = come_back_later(wait)
+            raise error
         event: Event = Retrying(blob=self.label, reason=reason(reply), wait=wait, left=self.budget.left)
         yield Tell(event=event)
         yield Pause(seconds=wait)

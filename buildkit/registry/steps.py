@@ -62,8 +62,6 @@ class Patience(Enum):
 
     NORMAL = "normal"
     CLOSING = "closing"
-    GREETING = "greeting"
-    """The first word: an address where nobody answers must not be waited for as long as a registry at work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +92,7 @@ class Answer:
     """What a server answered. ``body`` is decoded and cut to what an error message needs, or whole for manifests.
 
     ``sent`` is how much of the request's body went out, ``seconds`` how long the exchange took, ``at`` its Unix time.
+    ``secrets`` are what no text about the answer may show: ours, which a server may repeat.
     """
 
     status: int
@@ -102,6 +101,7 @@ class Answer:
     sent: int
     seconds: float
     at: float
+    secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,10 +213,16 @@ class Budget:
     def wait(self, reply: Answer | Failure | None) -> float:
         """Seconds until the next attempt: exponential with full jitter (AWS, "Exponential Backoff And Jitter"), at
         least what Retry-After asks for."""
-        ceiling = min(LONGEST_BACKOFF, BASE_WAIT * 2.0 ** min(self.limit - self.left, 16))
+        ceiling = min(LONGEST_BACKOFF, self.max_wait, BASE_WAIT * 2.0 ** min(self.limit - self.left, 16))
         backoff = self.rng.uniform(ceiling / 2, ceiling)
         asked = retry_after(reply) if isinstance(reply, Answer) else reply.asked if reply is not None else None
         return max(backoff, asked) if asked is not None else backoff
+
+
+def come_back_later(wait: float) -> str:
+    """The hint where somebody asks for a longer pause than ``max_wait``. Holding a terminal or a CI job for longer than
+    that helps nobody; the journal keeps the place."""
+    return f"it asks to come back in {wait:.0f} s, longer than this waits; run the same command then"
 
 
 def retry_after(answer: Answer) -> float | None:

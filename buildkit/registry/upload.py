@@ -59,6 +59,7 @@ from buildkit.registry.steps import (
     Window,
     ask,
     await_blob,
+    come_back_later,
     is_retryable,
     retry_after,
 )
@@ -290,8 +291,7 @@ class Upload:
             raise error
         wait = self._budget.wait(reply)
         if wait > self._budget.max_wait:
-            # Holding a terminal or a CI job for longer than that helps nobody; the journal keeps the place.
-            error.hint = f"it asks to come back in {wait:.0f} s, longer than this waits; run the same command then"
+            error.hint = come_back_later(wait)
             raise error
         self._retries.append(why)
         yield Tell(event=Retrying(blob=self._plan.label, reason=why, wait=wait, left=self._budget.left))

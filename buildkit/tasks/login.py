@@ -7,6 +7,7 @@ from typing import Any
 
 from buildkit.cli import command, emit_json
 from buildkit.errors import UsageError
+from buildkit.registry.credentials import read_secret
 from buildkit.registry.login import login as store
 from buildkit.registry.login import logout as forget
 from buildkit.tasks import flags
@@ -43,15 +44,28 @@ def login(
 
         password = getpass.getpass(f"Password or token of {username} at {registry}: ")
     elif password_stdin:
-        password = sys.stdin.read(65536)
+        password = read_secret(sys.stdin)
     else:
         raise UsageError("the password or token comes by --password-stdin", hint="… --password-stdin < token-file")
     options = flags.registry_options(None, plain_http=plain_http, insecure=insecure, ca_bundle=ca_bundle)
     result = store(registry, username=username, password=password, options=options, verify=not no_verify)
     if json:
-        emit_json({"ok": True, "registry": result.registry, "username": result.username, "stored_in": result.stored_in})
+        emit_json(
+            {
+                "ok": True,
+                "registry": result.registry,
+                "username": result.username,
+                "stored_in": result.stored_in,
+                "verified": result.verified,
+            }
+        )
         return
-    what = "stored without trying it" if no_verify else "logged in"
+    if result.verified:
+        what = "logged in"
+    elif no_verify:
+        what = "stored without trying it"
+    else:
+        what = "stored, but not tried: the registry asked for no credential"
     print(f"{what}: {result.username} at {result.registry}, in {result.stored_in}")
     if result.plain:
         print("note: it is readable there for whoever can read the file; a credential helper keeps it elsewhere")
