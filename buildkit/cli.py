@@ -157,8 +157,13 @@ def command(
 
 
 def emit_json(document: object) -> None:
-    """One JSON document on standard output."""
-    print(json.dumps(document, indent=2, ensure_ascii=False))
+    """One JSON document on standard output (RFC 8259): no NaN, and text that is no Unicode (file names) is escaped."""
+    text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(document, indent=2, allow_nan=False)
+    print(text)
 
 
 def _failed(error: BuildkitError, *, debug: bool, as_json: bool) -> Exit:

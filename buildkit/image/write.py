@@ -50,10 +50,8 @@ def write_image(destination: str, image: OutputImage, *, engine_host: str | None
     Raises UsageError for a place that cannot be written to, StorageError for a full disk, EngineError where the engine
     refuses the image.
     """
-    place = Location.parse(destination)
+    place = check_destination(destination)
     match place.kind:
-        case "docker":
-            raise UsageError(f"{destination!r} is a registry", hint="push there: buildkit push SOURCE --to REFERENCE")
         case "docker-daemon":
             _load(place, image, engine_host)
         case "oci":
@@ -61,13 +59,36 @@ def write_image(destination: str, image: OutputImage, *, engine_host: str | None
             _write_layout(place.path, place.name, image)
         case "oci-archive" | "docker-archive":
             assert place.path is not None
-            if place.path == STDIN:
-                raise UsageError(f"{destination!r} names no file", hint=f"there are {LISTING}")
             tags = (familiar(place.name),) if place.name and place.kind == "docker-archive" else ()
-            _write_archive(
-                place.path, lambda file: _archive(file, image, place.name, tags, place.kind != "oci-archive")
-            )
+            _atomically(place.path, lambda file: _archive(file, image, place.name, tags, place.kind != "oci-archive"))
     return str(place)
+
+
+def check_destination(destination: str) -> Location:
+    """The place, if an image can be written there: before hours of work, not after. Raises UsageError."""
+    place = Location.parse(destination)
+    path = place.path
+    match place.kind:
+        case "docker":
+            raise UsageError(f"{destination!r} is a registry", hint="push there: buildkit push SOURCE --to REFERENCE")
+        case "oci":
+            assert path is not None
+            if path.exists() and not path.is_dir():
+                raise UsageError(f"{path} is no folder", hint="an archive is oci-archive:FILE")
+            if path.is_dir() and any(path.iterdir()) and not (path / "oci-layout").exists():
+                raise UsageError(f"{path} is not empty and no OCI layout", hint="name a new folder")
+        case "oci-archive" | "docker-archive":
+            assert path is not None
+            if path == STDIN:
+                raise UsageError(f"{destination!r} names no file", hint=f"there are {LISTING}")
+            if path.is_dir():
+                raise UsageError(f"{path} is a folder, not an archive", hint="a layout's folder is oci:DIR")
+            if not path.parent.is_dir():
+                raise UsageError(f"there is no folder {path.parent}")
+            if path.exists() and not path.is_file():
+                # Renaming over it would replace a device or a pipe by a file.
+                raise UsageError(f"{path} is no regular file", hint="name a new file")
+    return place
 
 
 def _write_layout(folder: Path, tag: str | None, image: OutputImage) -> None:
@@ -75,8 +96,6 @@ def _write_layout(folder: Path, tag: str | None, image: OutputImage) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"{folder}: {error.strerror}") from error
-    if any(folder.iterdir()) and not (folder / "oci-layout").exists():
-        raise UsageError(f"{folder} is not empty and no OCI layout", hint="name a new folder")
     kept = []
     if (folder / "index.json").exists():
         known = read_index(FolderFiles(folder, str(folder))).manifests
@@ -93,17 +112,6 @@ def _write_layout(folder: Path, tag: str | None, image: OutputImage) -> None:
     _atomically(folder / "oci-layout", lambda file: file.write(_LAYOUT))
     index = _index([entry.to_json() for entry in kept] + [_entry(image.manifest, tag, None)])
     _atomically(folder / "index.json", lambda file: file.write(index))
-
-
-def _write_archive(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder, not an archive", hint="a layout's folder is oci:DIR")
-    if not path.parent.is_dir():
-        raise UsageError(f"there is no folder {path.parent}")
-    if path.exists() and not path.is_file():
-        # Renaming over it would replace a device or a pipe by a file.
-        raise UsageError(f"{path} is no regular file", hint="name a new file")
-    _atomically(path, write)
 
 
 def _load(place: Location, image: OutputImage, host: str | None) -> None:

@@ -63,6 +63,8 @@ def check(
     host = flags.engine_host(engine)
     if in_ and not same:
         raise UsageError("--in goes with --same LIBRARY")
+    if same and (run or kernels or require or runtime or policy):
+        raise UsageError("--same compares fatbins and nothing else: --require and the like do not go with it")
     given = in_ or image
     recipe: Recipe | None = None
     what: str | Path = Path(given)
@@ -115,7 +117,9 @@ def check(
 def _policy(recipe: Recipe | None, *, require: list[str], runtime: str, no_jit: bool) -> Policy:
     """The flags over the recipe's. Raises UsageError."""
     asked = policy_of(recipe) if recipe is not None else Policy()
-    names = [name for text in require for name in text.split(",") if name]
+    names = [name.strip() for text in require for name in text.split(",")]
+    if not all(names):
+        raise UsageError("--require without an architecture", hint="--require sm_70")
     if names:
         asked = replace(asked, require=tuple(Arch.parse(name) for name in names))
     if runtime:

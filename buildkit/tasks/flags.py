@@ -13,7 +13,7 @@ from buildkit.image.source import ImageSource
 from buildkit.model import Platform, split_name
 from buildkit.recipe import Push, Recipe
 from buildkit.registry import Credentials, DefaultCredentials, FixedCredentials, RegistryClient, RegistryOptions
-from buildkit.registry.credentials import Credential, clean_secret
+from buildkit.registry.credentials import Credential, read_secret
 from buildkit.registry.quirks import Quirk
 from buildkit.units import parse_size
 
@@ -94,7 +94,7 @@ def credentials(registry: str, *, username: str = "", password_stdin: bool = Fal
         raise UsageError("--password-stdin needs --username", hint="or set REGISTRY_USERNAME")
     if sys.stdin.isatty():
         raise UsageError("--password-stdin reads from a pipe, not from a terminal", hint="… < token-file")
-    secret = clean_secret(sys.stdin.read(65536))
+    secret = read_secret(sys.stdin)
     if not secret:
         raise UsageError("--password-stdin: standard input is empty", hint="… < token-file")
     return FixedCredentials(

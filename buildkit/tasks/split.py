@@ -12,7 +12,7 @@ from buildkit.errors import UsageError
 from buildkit.image.compress import DEFAULT_CODEC, Codec
 from buildkit.image.source import ImageSource
 from buildkit.image.transports import Location, open_source
-from buildkit.image.write import OutputImage, write_image
+from buildkit.image.write import OutputImage, check_destination, write_image
 from buildkit.model import Platform
 from buildkit.progress import Display, display
 from buildkit.split.rewrite import DEFAULT_LIMIT, Oversize, SplitOptions, split_image
@@ -70,8 +70,13 @@ def split(
         )
     if quick and not dry:
         raise UsageError("--quick is for --dry-run alone: a split compresses everything")
+    if verify and dry:
+        raise UsageError("--verify needs the divided image, which --dry-run does not make")
     host = flags.engine_host(engine)
     chosen = resolve.choose(image, engine_host=host)
+    if not dry:
+        check_destination(destination)
+        _check_apart(chosen.source, destination)
     wished = chosen.recipe.push.codec if chosen.recipe else None
     options = SplitOptions(
         limit=parse_size(limit, what="--limit") if limit else DEFAULT_LIMIT,
@@ -134,6 +139,19 @@ def split(
             console.print(verified)
     if verified is not None and not verified.passed:
         raise ReportedFailure(f"{destination} is not the same image")
+
+
+def _check_apart(source: str, destination: str) -> None:
+    """Dividing an image onto itself would leave nothing to verify against, and nothing to go back to."""
+    old, new = Location.parse(source), Location.parse(destination)
+    if old.path is not None and new.path is not None:
+        same = old.path.absolute() == new.path.absolute() or (
+            old.path.exists() and new.path.exists() and old.path.samefile(new.path)
+        )
+        if same and (old.kind != "oci" or old.name == new.name or None in (old.name, new.name)):
+            raise UsageError(f"{destination} is the source itself", hint="name another destination")
+    elif old.kind == new.kind == "docker-daemon" and old.name == new.name:
+        raise UsageError(f"{destination} is the source itself", hint="name another destination")
 
 
 def parse_oversize(text: str) -> Oversize:
