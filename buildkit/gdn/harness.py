@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from buildkit.errors import NotFoundError, one_line
+from buildkit.errors import FormatError, NotFoundError, UsageError, one_line
 from buildkit.gdn.cases import Case, all_cases, expected, inputs
 from buildkit.gdn.compare import OutputFigures, Verdict, explains, figures
 from buildkit.gdn.contracts import CONTRACTS, LOG, OPTIONAL, Contract, Dtype, contract_of_revision, entry
 from buildkit.gdn.driver import Device
 from buildkit.gdn.faults import Fault
+from buildkit.gdn.library import exports
 from buildkit.gdn.worker import EXIT_CANNOT_LOAD, EXIT_NO_GPU
 
 WORKER_TIMEOUT = 120.0
@@ -112,24 +113,32 @@ def run_kernel_level(
     """Run every case of ``dtypes`` on GPU ``ordinal``.
 
     ``contract`` is a name from ``contracts.CONTRACTS``, or ``auto``: the one of ``revision`` where that is known, else
-    what probing finds. Without a GPU the report says NOT RUN. Raises NotFoundError where there is no library.
+    what probing finds. Without a GPU the report says NOT RUN of a library that could be run, and FAIL of another.
+    Raises NotFoundError where there is no library, UsageError for a GPU's number that is none.
     """
-    try:
-        digest = "sha256:" + hashlib.sha256(library.read_bytes()).hexdigest()
-    except OSError as error:
-        raise NotFoundError(f"no library at {library}: {error.strerror}") from error
-    report = KernelReport(library=library.name, digest=digest, verdict=Verdict.NOT_RUN, reason="")
+    if ordinal < 0:
+        raise UsageError(f"{ordinal} is not the number of a GPU", hint="0 is the first one")
     choice = declared(contract, revision)
+    digest = _digest(library)
+    report = KernelReport(library=one_line(library.name), digest=digest, verdict=Verdict.NOT_RUN, reason="")
+    try:
+        found = exports(library)
+    except FormatError as error:
+        reason = f"{library.name} cannot be loaded: {error.message}"
+        return replace(report, verdict=Verdict.FAIL, reason=one_line(reason), contract=choice)
+    missing, whole = _missing(found, choice, dtypes)
+    if missing and not whole:
+        return replace(report, verdict=Verdict.FAIL, reason=one_line(f"{library.name} {missing}"), contract=choice)
     if choice is None:
         choice, session = probe(library, dtypes, ordinal, timeout)
         if session.no_gpu:
-            return replace(report, reason=session.no_gpu)
+            return _without_gpu(report, missing, session.no_gpu)
         if choice is None:
             return replace(report, verdict=Verdict.FAIL, reason=session.cannot_load, output=session.output)
     cases = [case for dtype in dtypes for case in all_cases(dtype)]
     session = _run(library, [_Call(case=case, contract=choice.contract) for case in cases], ordinal, timeout)
     if session.no_gpu:
-        return replace(report, reason=session.no_gpu, contract=choice)
+        return _without_gpu(replace(report, contract=choice), missing, session.no_gpu)
     report = replace(report, device=session.device, contract=choice, output=session.output)
     if session.cannot_load:
         return replace(report, verdict=Verdict.FAIL, reason=session.cannot_load)
@@ -152,6 +161,44 @@ def run_kernel_level(
                 reason=f"{name} (capability {capability}) cannot run this code: {refusal}",
             )
     return replace(report, **_conclude(results, choice))
+
+
+def _digest(library: Path) -> str:
+    if not library.is_file():  # a FIFO would be waited for, a device may have no end
+        raise NotFoundError(f"no library at {library}")
+    try:
+        with library.open("rb") as file:
+            return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise NotFoundError(f"no library at {library}: {error.strerror}") from error
+
+
+def _missing(found: frozenset[str] | None, choice: ContractChoice | None, dtypes: Sequence[Dtype]) -> tuple[str, bool]:
+    """Which entry points are not exported, in words, and whether any is: where the contract is not known yet, by the
+    one that lacks least."""
+    if found is None:
+        return "", True
+    contracts = (choice.contract,) if choice else tuple(CONTRACTS.values())
+    wanted, lacking = min(
+        (
+            (names, [name for name in names if name not in found])
+            for names in (symbols(contract, dtypes) for contract in contracts)
+        ),
+        key=lambda pair: len(pair[1]),
+    )
+    if not lacking:
+        return "", True
+    shown = ", ".join(lacking[:3]) + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else "")
+    return f"lacks {len(lacking)} of {len(wanted)} entry points: {shown}", len(lacking) < len(wanted)
+
+
+def _without_gpu(report: KernelReport, missing: str, no_gpu: str) -> KernelReport:
+    """NOT RUN, unless the library is known to be wrong as it lies there."""
+    if missing:
+        return replace(
+            report, verdict=Verdict.FAIL, reason=f"{report.library} {missing}; the rest was not run: {no_gpu}"
+        )
+    return replace(report, reason=no_gpu)
 
 
 def _silent(result: CaseResult) -> bool:

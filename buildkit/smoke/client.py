@@ -14,16 +14,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
-import requests
-import urllib3
-
-from buildkit.errors import UsageError, one_line
+from buildkit.errors import one_line
+from buildkit.smoke.http import CONNECT_SECONDS, NoAnswerError, check_timeout, fetch, server_url
 
 ANSWER_LIMIT = 4 << 20
 """Bytes of an answer that are read."""
-CONNECT_SECONDS = 10.0
+_NAME_LIMIT = 1000
+"""Characters of a model's name."""
 ASK_SECONDS = 120.0
 """Until a completion must be there; the first one may compile kernels."""
 _POLL_SECONDS = 0.5
@@ -33,11 +31,11 @@ _PATHS = ("/v1/completions", "/v1/chat/completions")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """What came back. ``problem`` says why there is no text; ``ids`` and ``logprobs`` are there where the server gives
-    them. ``note`` is what was unusual and could be coped with."""
+    them, a log probability that is ``null`` as None. ``note`` is what was unusual and could be coped with."""
 
     text: str = ""
     ids: tuple[int, ...] | None = None
-    logprobs: tuple[float, ...] | None = None
+    logprobs: tuple[float | None, ...] | None = None
     problem: str = ""
     note: str = ""
 
@@ -46,12 +44,9 @@ class Completions:
     """A server under test. Safe for several threads once a first question was answered."""
 
     def __init__(self, url: str, *, timeout: float = ASK_SECONDS) -> None:
-        """Raises UsageError for what is no http URL."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-            raise UsageError(f"{one_line(url, 100)!r} is not the URL of a server", hint="like http://127.0.0.1:8000")
-        self.url = url.rstrip("/").removesuffix("/v1")
-        self.timeout = timeout
+        """``timeout`` in seconds for a whole answer. Raises UsageError for what is no http URL or no time."""
+        self.url = server_url(url, "server").removesuffix("/v1")
+        self.timeout = check_timeout(timeout)
         self._model = "probe"
         self._path = _PATHS[0]
         self._logprobs = True
@@ -72,25 +67,28 @@ class Completions:
             if reason:
                 return reason
             try:
-                with requests.get(self.url + health, timeout=CONNECT_SECONDS, stream=True) as response:
-                    if response.ok:
-                        return ""
-                    last = f"{health} answers {response.status_code}"
-            except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-                last = f"nothing answers at {self.url}{health}: {_cause(error)}"
+                status = fetch("GET", self.url + health, timeout=CONNECT_SECONDS, limit=0).status
+                if 200 <= status < 400:
+                    return ""
+                last = f"{health} answers {status}"
+            except NoAnswerError as error:
+                last = f"nothing answers at {self.url}{health}: it {error}"
             if clock() >= deadline:
                 return f"not healthy after {timeout:g} s: {last}"
             sleep(_POLL_SECONDS)
 
-    def find_model(self) -> str:
-        """Take the model's name from ``/v1/models``; ``probe`` where the server lists none."""
+    def find_model(self) -> tuple[str, str]:
+        """Take the model's name from ``/v1/models``; ``probe`` where the server lists none. The name as it can be
+        shown, and what is wrong with it."""
         try:
             status, document = self._call("GET", "/v1/models", None)
-            if status == 200 and isinstance(document, dict):
-                self._model = str(document["data"][0]["id"])
+            name = document["data"][0]["id"] if status == 200 else self._model
         except (_Failed, KeyError, IndexError, TypeError):
-            return self._model
-        return self._model
+            return self._model, ""
+        if not isinstance(name, str) or not _is_text(name) or not 0 < len(name) <= _NAME_LIMIT:
+            return self._model, f"/v1/models gives its model an id that is no name: {_message(name)}"
+        self._model = name
+        return one_line(name, 200), ""
 
     def ask(self, prompt: str, count: int) -> Reply:
         """``count`` tokens after ``prompt``, always the most likely. Never raises for what the server does."""
@@ -112,7 +110,9 @@ class Completions:
             raise _Failed(f"{self._path} answers {status}: {_message(document)}")
         try:
             return _reply(document)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except _WrongValue as error:
+            raise _Failed(f"{self._path} answers {error}") from error
+        except (KeyError, IndexError, TypeError) as error:
             raise _Failed(f"{self._path} answers something else than a completion: {_message(document)}") from error
 
     def _body(self, prompt: str, count: int) -> dict[str, Any]:
@@ -129,28 +129,19 @@ class Completions:
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, Any]:
         """Status and decoded answer (text where it is not JSON)."""
-        deadline = time.monotonic() + self.timeout
         try:
-            with requests.request(
-                method, self.url + path, json=body, timeout=(CONNECT_SECONDS, self.timeout), stream=True
-            ) as response:
-                raw = bytearray()
-                for chunk in response.iter_content(1 << 14):
-                    raw += chunk
-                    if len(raw) > ANSWER_LIMIT:
-                        raise _Failed(f"{path} answers more than {ANSWER_LIMIT} bytes")
-                    if time.monotonic() > deadline:
-                        raise _Failed(f"{path} has not answered within {self.timeout:g} s")
-                kind = response.headers.get("Content-Type", "")
-                return response.status_code, _decode(bytes(raw), kind, path)
-        except requests.Timeout as error:
-            raise _Failed(f"{path} has not answered within {self.timeout:g} s") from error
-        except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-            raise _Failed(f"{path} broke off: {_cause(error)}") from error
+            answer = fetch(method, self.url + path, body=body, timeout=self.timeout, limit=ANSWER_LIMIT)
+        except NoAnswerError as error:
+            raise _Failed(f"{path} {error}") from error
+        return answer.status, _decode(answer.body, answer.kind, path)
 
 
 class _Failed(Exception):
     """Why a question has no answer."""
+
+
+class _WrongValue(Exception):
+    """A completion with something in it that cannot be what it says."""
 
 
 def _decode(raw: bytes, kind: str, path: str) -> Any:
@@ -175,7 +166,10 @@ def _events(text: str, path: str) -> dict[str, Any]:
             continue
         try:
             choice = json.loads(data)["choices"][0]
-            pieces.append(str(choice.get("text") or (choice.get("delta") or {}).get("content") or ""))
+            piece = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+            if not isinstance(piece, str):
+                raise TypeError("no text")
+            pieces.append(piece)
         except (ValueError, RecursionError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise _Failed(f"{path} streams something else than a completion: {one_line(data, 200)}") from error
     if not finished:
@@ -188,42 +182,75 @@ def _reply(document: Any) -> Reply:
     text = choice["text"] if "text" in choice else choice["message"]["content"]
     if not isinstance(text, str):
         raise TypeError("no text")
-    ids = choice.get("token_ids")
     return Reply(
         text=text,
-        ids=tuple(int(n) for n in ids) if isinstance(ids, list) else None,
+        ids=_ids(choice.get("token_ids")),
         logprobs=_logprobs(choice.get("logprobs")),
         note="streams although it was asked not to" if document.get("streamed") else "",
     )
 
 
-def _logprobs(value: Any) -> tuple[float, ...] | None:
+def _ids(value: Any) -> tuple[int, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise _WrongValue(f"token_ids that are no list: {_message(value)}")
+    for at, number in enumerate(value):
+        if type(number) is not int or not 0 <= number < 1 << 32:
+            raise _WrongValue(f"token_ids[{at}] that is no token id: {_message(number)}")
+    return tuple(value)
+
+
+def _logprobs(value: Any) -> tuple[float | None, ...] | None:
     """From ``token_logprobs`` (completions) or ``content[].logprob`` (chat)."""
+    if value is None:
+        return None
     if not isinstance(value, dict):
-        return None
+        raise _WrongValue(f"logprobs that are no object: {_message(value)}")
     numbers = value.get("token_logprobs")
-    if numbers is None and isinstance(value.get("content"), list):
-        numbers = [entry.get("logprob") if isinstance(entry, dict) else None for entry in value["content"]]
-    if not isinstance(numbers, list) or not all(isinstance(n, (int, float)) for n in numbers):
+    if numbers is None:
+        content = value.get("content")
+        if content is None:
+            return None
+        if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
+            raise _WrongValue(f"logprobs that are no list: {_message(content)}")
+        numbers = [entry.get("logprob") for entry in content]
+    if not isinstance(numbers, list):
+        raise _WrongValue(f"logprobs that are no list: {_message(numbers)}")
+    return tuple(_logprob(at, number) for at, number in enumerate(numbers))
+
+
+def _logprob(at: int, number: Any) -> float | None:
+    if number is None:
         return None
-    return tuple(float(n) for n in numbers)
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise _WrongValue(f"a log probability ({at}) that is no number: {_message(number)}")
+    try:
+        return float(number)
+    except OverflowError as error:  # JSON's integers have no end
+        raise _WrongValue(f"a log probability ({at}) that no float can hold") from error
+
+
+def _is_text(text: str) -> bool:
+    """Whether it is Unicode: JSON can escape halves of surrogate pairs, which no encoding has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _message(document: Any) -> str:
     """A server's own words about an error, on one line."""
-    if isinstance(document, dict):
-        error = document.get("error", document.get("message", document.get("detail", document)))
-        if isinstance(error, dict) and "message" in error:
-            error = error["message"]
-        return one_line(error if isinstance(error, str) else json.dumps(error), 200)
-    return one_line(str(document), 200) or "nothing"
-
-
-def _cause(error: BaseException) -> str:
-    """The innermost reason, without the wrapping and without the URL."""
-    seen = error
-    while (inner := seen.__cause__ or seen.__context__) is not None and inner is not seen:
-        seen = inner
-    if isinstance(seen, OSError) and seen.strerror:
-        return seen.strerror
-    return one_line(str(seen), 200) or type(seen).__name__
+    try:
+        if isinstance(document, dict):
+            error = document.get("error", document.get("message", document.get("detail", document)))
+            if isinstance(error, dict) and "message" in error:
+                error = error["message"]
+            return one_line(error if isinstance(error, str) else json.dumps(error), 200)
+        return (
+            one_line(document if isinstance(document, str) and _is_text(document) else json.dumps(document), 200)
+            or "nothing"
+        )
+    except RecursionError:
+        return "values nested too deeply to show"

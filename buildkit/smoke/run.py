@@ -20,6 +20,7 @@ from buildkit.image.source import ImageSource
 from buildkit.recipe import SmokeServer
 from buildkit.smoke.client import ASK_SECONDS, Completions
 from buildkit.smoke.container import Started, cause_of, copy_out, serving
+from buildkit.smoke.http import check_timeout
 from buildkit.smoke.report import Level, LevelReport, SmokeReport
 from buildkit.smoke.server import ServerReport, check_server
 
@@ -88,6 +89,9 @@ def run_smoke(
 def _check(subject: Subject, options: SmokeOptions, engine: Engine | None) -> None:
     if not options.levels or set(options.levels) - set(get_args(Level)):
         raise UsageError("no level to run", hint="--level kernel or --level server, or smoke.levels in the recipe")
+    check_timeout(options.timeout)
+    if options.ordinal < 0:
+        raise UsageError(f"{options.ordinal} is not the number of a GPU", hint="0 is the first one")
     if options.dtype not in ("f32", "f16", "bf16"):
         raise UsageError(f"dtype {options.dtype!r} is not known", hint="f32, f16 or bf16")
     if options.contract != "auto" and options.contract not in CONTRACTS:

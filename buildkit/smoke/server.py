@@ -70,7 +70,9 @@ def check_server(
     Each prompt by itself, then the first one again (stale state shows there), then two at once. ``dtype`` is what the
     server computes in. Never raises for what the server does.
     """
-    name = model or client.find_model()
+    name, problem = (model, "") if model else client.find_model()
+    if problem:
+        return ServerReport(url=client.url, dtype=dtype, verdict=Verdict.FAIL, reason=problem, model=name)
     prompts = probe.prompts()
     questions, exchanges = [], []
     for label, prompt in [*((p.name, p) for p in prompts), (f"{prompts[0].name}, again", prompts[0])]:
@@ -107,34 +109,37 @@ def _judge(name: str, prompt: probe.Prompt, reply: Reply, dtype: str) -> tuple[Q
     notes = [reply.note, note]
     if not tokens:
         return question(Verdict.FAIL, "; ".join(filter(None, [*notes, "the answer is empty"]))), ()
+    faults = [_text_fault(reply, prompt, tokens)]
+    logprobs, fault = _logprobs(reply, prompt, len(tokens))
+    faults.append(fault)
     if len(tokens) > probe.ANSWER:
         notes.append(f"answers {len(tokens)} tokens where {probe.ANSWER} were asked for")
         tokens = tokens[: probe.ANSWER]
     answer = judge(probe.model(), Exchange(prompt=prompt.tokens, answer=tokens), dtype)
-    good = Place.WRONG not in answer.places and Place.UNKNOWN not in answer.places
     if len(tokens) < probe.ANSWER:
-        good = False
-        notes.append(f"stops after {len(tokens)} of {probe.ANSWER} tokens")
+        faults.append(f"stops after {len(tokens)} of {probe.ANSWER} tokens")
     if answer.first_wrong is not None:
         at = answer.first_wrong
         notes.append(
             f"first divergence at token {at}: {probe.to_text(tokens[at : at + 1])!r} instead of "
             f"{probe.to_text(answer.wanted[at : at + 1])!r}"
         )
-    error, remark = _logprob_error(reply, answer, dtype)
+    error, fault, remark = _logprob_error(logprobs, answer, dtype)
+    faults.append(fault)
     notes.append(remark)
+    good = Place.WRONG not in answer.places and Place.UNKNOWN not in answer.places and not any(faults)
     result = Question(
         name=name,
         prompt=prompt.text,
         text=probe.to_text(tokens),
-        verdict=Verdict.PASS if good and not remark.startswith("log probabilities differ") else Verdict.FAIL,
+        verdict=Verdict.PASS if good else Verdict.FAIL,
         wanted=probe.to_text(answer.wanted),
         tokens=len(tokens),
         identical=answer.identical,
         ties=answer.ties,
         first_wrong=answer.first_wrong,
         logprob_error=error,
-        note="; ".join(filter(None, notes)),
+        note="; ".join(filter(None, [*faults, *notes])),
     )
     return result, tokens
 
@@ -145,10 +150,7 @@ def _tokens(reply: Reply, prompt: probe.Prompt) -> tuple[tuple[int, ...] | None,
         if all(0 <= n < probe.VOCABULARY for n in reply.ids):
             return reply.ids, ""
         return None, "answers token ids that the probe does not have: has the server loaded another checkpoint?"
-    text = reply.text.strip()
-    note = "white space around the answer was left out" if text != reply.text else ""
-    if len(text) > probe.ANSWER and text.startswith(prompt.text):
-        text, note = text.removeprefix(prompt.text), "repeats the prompt before its answer"
+    text, note = _answer_text(reply, prompt)
     tokens = probe.to_tokens(text)
     if tokens is None:
         return None, (
@@ -158,19 +160,52 @@ def _tokens(reply: Reply, prompt: probe.Prompt) -> tuple[tuple[int, ...] | None,
     return tokens, note
 
 
-def _logprob_error(reply: Reply, answer: Answer, dtype: str) -> tuple[float | None, str]:
-    if reply.logprobs is None:
+def _answer_text(reply: Reply, prompt: probe.Prompt) -> tuple[str, str]:
+    """The answer without what servers add and nobody minds, and what that was."""
+    text = reply.text.strip()
+    note = "white space around the answer was left out" if text != reply.text else ""
+    if len(text) > probe.ANSWER and text.startswith(prompt.text):
+        return text.removeprefix(prompt.text), "repeats the prompt before its answer"
+    return text, note
+
+
+def _text_fault(reply: Reply, prompt: probe.Prompt, tokens: tuple[int, ...]) -> str:
+    """Where ids and text are given, whether they say the same. Tokens that are no character may be left out or not."""
+    if reply.ids is None or any(token >= probe.END for token in tokens):
+        return ""
+    text, _ = _answer_text(reply, prompt)
+    if text == probe.to_text(tokens):
+        return ""
+    return f"answers the text {one_line(text, 80)!r}, and token ids that mean {one_line(probe.to_text(tokens), 80)!r}"
+
+
+def _logprobs(reply: Reply, prompt: probe.Prompt, count: int) -> tuple[tuple[float, ...] | None, str]:
+    """The log probabilities of the ``count`` tokens answered, and what is wrong with them."""
+    given = reply.logprobs
+    if given is None:
         return None, ""
-    if len(reply.logprobs) < len(answer.logprobs):
-        return None, f"gives {len(reply.logprobs)} log probabilities for {len(answer.logprobs)} tokens"
-    got = np.array(reply.logprobs[: len(answer.logprobs)])
+    if len(given) == len(prompt.tokens) + count and _answer_text(reply, prompt)[1].startswith("repeats"):
+        given = given[len(prompt.tokens) :]
+    if len(given) < count:
+        return None, f"gives {len(given)} log probabilities for {count} tokens"
+    known = tuple(number for number in given[:count] if number is not None)
+    if len(known) < count:
+        return None, f"gives no log probability for {count - len(known)} of {count} tokens"
+    return known, ""
+
+
+def _logprob_error(logprobs: tuple[float, ...] | None, answer: Answer, dtype: str) -> tuple[float | None, str, str]:
+    """The largest error, what is wrong, and what is odd."""
+    if logprobs is None:
+        return None, "", ""
+    got = np.array(logprobs[: len(answer.logprobs)])
     if not np.any(got):
-        return None, "gives no real log probabilities: all are 0"
+        return None, "", "gives no real log probabilities: all are 0"
     error = float(np.max(np.abs(got - np.array(answer.logprobs)))) if np.all(np.isfinite(got)) else float("inf")
     limit = LOGPROB_LIMITS[dtype]
     if error > limit and answer.first_wrong is None:
-        return error, f"log probabilities differ by up to {error:.3g}, {dtype} explains {limit:g}"
-    return error, ""
+        return error, f"log probabilities differ by up to {error:.3g}, {dtype} explains {limit:g}", ""
+    return error, "", ""
 
 
 def _report(

@@ -119,10 +119,12 @@ def _conclude(result: SmokeReport) -> None:
 
 def _subject(name: str, *, url: str, library: str, revision: str, host: str | None) -> tuple[Subject, Smoke]:
     """What is tested, and the recipe's wishes. An image is only looked for where one is needed."""
-    here = not name and bool(library) and Path(library).is_file()
-    if not name and (url or here):
+    if not name and (url or library):
+        if library:
+            _require_file(library)
+        shown = one_line(url or library)
         return (
-            Subject(name=url or library, url=url or None, library=library or None, revision=revision or None),
+            Subject(name=shown, url=url or None, library=library or None, revision=revision or None),
             Smoke(),
         )
     chosen = resolve.choose(name, engine_host=host)
@@ -145,6 +147,20 @@ def _subject(name: str, *, url: str, library: str, revision: str, host: str | No
     )
 
 
+def _require_file(library: str) -> None:
+    """Without an image, the library is a file here."""
+    path = Path(library)
+    hint = "to test a library inside an image, name the recipe or image too"
+    try:
+        if not path.is_file():
+            what = "is not a file" if path.exists() else "is not there"
+            raise UsageError(f"--library {library} {what}", hint=hint)
+        path.open("rb").close()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"--library {library} cannot be read: {why}", hint=hint) from error
+
+
 def _needs_gpu(recipe: Recipe | None) -> bool:
     """A recipe that requires no architecture is of an image for the processor."""
     return recipe is None or bool(recipe.cuda.require)
@@ -155,6 +171,8 @@ def _levels(given: list[str], wish: Smoke, subject: Subject) -> tuple[Level, ...
     for word in words:
         if word not in get_args(Level):
             raise UsageError(f"--level {word!r} is not known", hint=", ".join(get_args(Level)))
+    if given and not words:
+        raise UsageError("--level names no level", hint=", ".join(get_args(Level)))
     if words:
         return tuple(level for level in get_args(Level) if level in words)
     if subject.url:
@@ -223,7 +241,8 @@ def _print(what: Any) -> None:
 def _dump(result: ParityReport) -> str:
     from json import dumps
 
-    return dumps(result.to_json(), indent=2, ensure_ascii=False) + "\n"
+    # Texts of servers may hold halves of surrogate pairs, which only JSON's escapes can carry; it has no NaN at all.
+    return dumps(result.to_json(), indent=2, allow_nan=False) + "\n"
 
 
 def _write_markdown(text: str, report: str) -> None:
@@ -237,7 +256,8 @@ def _write_markdown(text: str, report: str) -> None:
 
 def _write(path: Path, text: str, *, mode: str = "w") -> None:
     try:
-        with path.open(mode, encoding="utf-8") as file:
+        # A file name of ours may be no Unicode; a report is.
+        with path.open(mode, encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from error
