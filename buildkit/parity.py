@@ -25,23 +25,27 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
-import requests
-import urllib3
 import yaml
 from rich.table import Table
 from rich.text import Text
 
-from buildkit.errors import NotFoundError, UsageError, one_line
+from buildkit.errors import UsageError, one_line
+from buildkit.smoke.http import NoAnswerError, check_timeout, fetch, server_url
 
 MAX_CASES_FILE = 1 << 20
 MAX_ANSWER = 16 << 20
 """Bytes of a cases file, and of an answer, that are read."""
 
 RuleKind = Literal["identical", "relative", "absolute", "decimals"]
+MAX_DEPTH = 100
+"""Lists and tables in each other, in a request's body."""
+MAX_BITS = 1000
+"""Of integers that are compared as numbers: a float holds them."""
+_INDEX_DIGITS = 9
 _EXACT = Context(prec=400)
 """Digits enough for the largest float with 30 decimals."""
+_KEY = re.compile(r"[A-Za-z0-9_$-]+", re.ASCII)
 _STEP = re.compile(r"\.?([A-Za-z0-9_$-]+|\*)|\[(\d+|\*)\]", re.ASCII)
 
 
@@ -63,6 +67,10 @@ class Rule:
             return False
         if self.kind == "decimals":
             return _rounded(candidate, int(self.bound)) == _rounded(reference, int(self.bound))
+        if not math.isfinite(candidate - reference):
+            # The difference of two quarters is always finite, and quarters of numbers as large are exact.
+            limit = self.bound * (abs(reference) / 4) if self.kind == "relative" else self.bound / 4
+            return bool(abs(candidate / 4 - reference / 4) <= limit)
         limit = self.bound * abs(reference) if self.kind == "relative" else self.bound
         return bool(abs(candidate - reference) <= limit)
 
@@ -149,17 +157,23 @@ class ParityReport:
         return all(case.ok for case in self.cases)
 
     def totals(self) -> tuple[str, ...]:
-        """One sentence for each label over all cases, counts added up; single numbers as they are."""
+        """One sentence for each label over all cases, counts added up; single numbers as they are. What differs comes
+        first."""
         by_label: dict[str, list[FieldParity]] = {}
         for case in self.cases:
             for field in case.fields:
                 by_label.setdefault(field.label, []).append(field)
-        return tuple(_total(fields) for fields in by_label.values())
+        return tuple(
+            _total(fields) for fields in sorted(by_label.values(), key=lambda fields: all(f.ok for f in fields))
+        )
 
     def summary(self) -> str:
-        """One line."""
+        """One line, what is wrong first."""
         good = sum(case.ok for case in self.cases)
-        return f"{good}/{len(self.cases)} cases agree: " + ", ".join(self.totals())
+        problems = [f"{case.name}: {case.problem}" for case in self.cases if case.problem]
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        words = [f"{_visible(problems[0])}{more}"] if problems else []
+        return f"{good}/{len(self.cases)} cases agree: " + ", ".join([*words, *self.totals()])
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -186,7 +200,7 @@ class ParityReport:
 
     def render(self) -> Table:
         """For a terminal."""
-        table = Table("case", "field", "rule", "result", "verdict", title=self.summary(), title_justify="left")
+        table = Table("case", "field", "rule", "result", "verdict", title=Text(self.summary()), title_justify="left")
         for row, ok in self._rows():
             table.add_row(*(Text(cell) for cell in row), style="" if ok else "bold red")
         return table
@@ -213,7 +227,7 @@ def compare(comparison: Comparison, candidate: Any, reference: Any) -> FieldPari
     if got.keys() != want.keys():
         where = min(got.keys() ^ want.keys())
         return _with(start, problem=f"{len(got)} values vs {len(want)}: only one of the two has {where}")
-    same, worst = 0, ""
+    same, worst = 0, next(iter(want))
     worst_distance = -1.0
     for where, value in want.items():
         if comparison.rule.holds(got[where], value):
@@ -235,7 +249,7 @@ def compare(comparison: Comparison, candidate: Any, reference: Any) -> FieldPari
         candidate=a,
         reference=b,
         where=worst,
-        relative=abs(a - b) / abs(b) if finite and b else None,
+        relative=_finite(abs(a - b) / abs(b)) if finite and b else None,
     )
 
 
@@ -256,25 +270,38 @@ def _values(document: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def _step(where: str, value: Any, step: str) -> list[tuple[str, Any]]:
     if isinstance(value, list):
-        numbers = range(len(value)) if step == "*" else [int(step)] if step.isdecimal() else []
+        short = step.isdecimal() and len(step) <= _INDEX_DIGITS
+        numbers = range(len(value)) if step == "*" else [int(step)] if short else []
         return [(f"{where}[{n}]", value[n]) for n in numbers if n < len(value)]
     if isinstance(value, dict):
         keys = list(value) if step == "*" else [step] if step in value else []
-        return [(f"{where}.{key}" if where else key, value[key]) for key in keys]
+        return [(_joined(where, key), value[key]) for key in keys]
     return []
 
 
+def _joined(where: str, key: str) -> str:
+    """The path of a key: no two paths of one document are the same, and all can be shown."""
+    if not _KEY.fullmatch(key):
+        return f"{where}[{json.dumps(key)}]"
+    return f"{where}.{key}" if where else key
+
+
 def _distance(a: Any, b: Any) -> float:
-    if not _is_number(a) or not _is_number(b):
+    """How far apart two values are that agree; 0 for those that are no finite numbers."""
+    if not _is_number(a) or not _is_number(b) or not math.isfinite(a) or not math.isfinite(b):
         return 0.0
     return float(abs(a - b) / abs(b) if b else abs(a - b))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _is_number(value: Any) -> bool:
     """Numbers that a float can hold: JSON's integers have no end."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    return isinstance(value, float) or value.bit_length() < 1000
+    return isinstance(value, float) or value.bit_length() < MAX_BITS
 
 
 def _rounded(value: float, places: int) -> Decimal:
@@ -325,7 +352,12 @@ def _field_json(field: FieldParity) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    return f"{value:.10g}" if isinstance(value, float) else one_line(str(value), 60)
+    return f"{value:.10g}" if isinstance(value, float) else one_line(_visible(str(value)[:200]), 60)
+
+
+def _visible(text: str) -> str:
+    """What cannot be printed, such as half of a surrogate pair, as an escape."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _cell(text: str) -> str:
@@ -344,9 +376,19 @@ class _StrictLoader(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(problem="aliases are not allowed here", problem_mark=mark)
         return super().compose_node(parent, index)
 
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            # PyYAML lets these through for a value that its tag does not allow, such as !!int "" or the 31st of June.
+            kind = str(node.tag).rpartition(":")[2]
+            raise yaml.MarkedYAMLError(problem=f"this is no {kind}", problem_mark=node.start_mark) from error
+
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
-        for key, _ in node.value:
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key is a list or a table", problem_mark=key.start_mark)
             if key.value in seen:
                 raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} is there twice", problem_mark=key.start_mark)
             seen.add(key.value)
@@ -354,12 +396,12 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 def read_cases(path: Path) -> tuple[ParityCase, ...]:
-    """The cases of a YAML file. Raises NotFoundError, or UsageError with file and dotted path."""
+    """The cases of a YAML file. Raises UsageError with file and dotted path, also where there is no such file."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_CASES_FILE + 1)
-    except OSError as error:
-        raise NotFoundError(f"no cases file {path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"no cases file {path}: {getattr(error, 'strerror', None) or error}") from error
     if len(raw) > MAX_CASES_FILE:
         raise UsageError(f"{path} is larger than {MAX_CASES_FILE} bytes")
     return parse_cases(raw, where=str(path))
@@ -389,19 +431,21 @@ def parse_cases(raw: bytes, *, where: str) -> tuple[ParityCase, ...]:
 def _case(value: Any, where: str) -> ParityCase:
     entry = _object(value, where, {"name", "path", "method", "body", "compare"})
     path = entry.get("path")
-    if not isinstance(path, str) or not path.startswith("/"):
-        raise UsageError(f"{where}.path: {path!r} is not a path such as /v1/completions")
+    if not isinstance(path, str) or not path.startswith("/") or not path.isprintable():
+        raise UsageError(f"{where}.path: {one_line(repr(path), 100)} is not a path such as /v1/completions")
     method = entry.get("method", "POST" if "body" in entry else "GET")
     if method not in ("GET", "POST"):
-        raise UsageError(f"{where}.method: {method!r} is not GET or POST")
+        raise UsageError(f"{where}.method: {one_line(repr(method), 100)} is not GET or POST")
     compared = entry.get("compare")
     if not isinstance(compared, list) or not compared:
         raise UsageError(f"{where}.compare: is not a list with at least one field")
+    body = entry.get("body")
+    _check_json(body, f"{where}.body")
     return ParityCase(
-        name=str(entry.get("name") or path),
+        name=_text(entry.get("name"), f"{where}.name") or path,
         path=path,
         method=method,
-        body=entry.get("body"),
+        body=body,
         comparisons=tuple(_comparison(item, f"{where}.compare[{n}]") for n, item in enumerate(compared)),
     )
 
@@ -410,10 +454,55 @@ def _comparison(value: Any, where: str) -> Comparison:
     entry = _object(value, where, {"field", "rule", "as"})
     field = entry.get("field")
     if not isinstance(field, str) or not field or "".join(m[0] for m in _STEP.finditer(field)) != field:
-        raise UsageError(f"{where}.field: {field!r} is not a path such as choices[0].text")
+        raise UsageError(f"{where}.field: {one_line(repr(field), 100)} is not a path such as choices[0].text")
+    if any(len(match[2] or "") > _INDEX_DIGITS for match in _STEP.finditer(field)):
+        raise UsageError(f"{where}.field: an index has more than {_INDEX_DIGITS} digits")
     return Comparison(
-        field=field, rule=_rule(entry.get("rule", "identical"), f"{where}.rule"), label=str(entry.get("as") or field)
+        field=field,
+        rule=_rule(entry.get("rule", "identical"), f"{where}.rule"),
+        label=_text(entry.get("as"), f"{where}.as") or field,
     )
+
+
+def _text(value: Any, where: str) -> str:
+    """A name, which YAML may have taken for a number. Raises UsageError for other things."""
+    if value is None:
+        return ""
+    text = str(value) if isinstance(value, (str, float)) or (_is_number(value)) else ""
+    if (not text and value != "") or not text.isprintable():
+        raise UsageError(f"{where}: is not a text on one line", hint="quotes make a text of a date")
+    return text
+
+
+def _check_json(value: Any, where: str, depth: int = 0) -> None:
+    """Raises UsageError, naming the place, for what YAML has and JSON has not (RFC 8259)."""
+    if depth > MAX_DEPTH:
+        raise UsageError(f"{where}: is nested more than {MAX_DEPTH} deep")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise UsageError(
+                    f"{where}: the key {one_line(str(key), 40)!r} is no text, as JSON's keys are", hint="quote it"
+                )
+            _check_json(key, where, depth)
+            _check_json(item, f"{where}{'.' + key if _KEY.fullmatch(key) else f'[{json.dumps(key)}]'}", depth + 1)
+    elif isinstance(value, list):
+        for n, item in enumerate(value):
+            _check_json(item, f"{where}[{n}]", depth + 1)
+    elif isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"{where}: the text holds half of a surrogate pair, which is no character") from error
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise UsageError(f"{where}: {value} is no number of JSON")
+    elif isinstance(value, int):
+        if value.bit_length() >= MAX_BITS:
+            raise UsageError(f"{where}: is an integer of more than {MAX_BITS} bits")
+    elif value is not None:
+        kind = type(value).__name__
+        raise UsageError(f"{where}: JSON has no {kind}", hint="quotes make a text of a date")
 
 
 def _rule(value: Any, where: str) -> Rule:
@@ -460,9 +549,10 @@ def run_parity(
 ) -> ParityReport:
     """Send every case to both services, one after the other, and compare. ``timeout`` in seconds for one answer.
 
-    A service that fails is in the report. Raises UsageError for a URL that is none.
+    A service that fails is in the report. Raises UsageError for a URL that is none, and for such a time.
     """
-    services = (_service(candidate), _service(reference))
+    services = (server_url(candidate, "service"), server_url(reference, "service"))
+    check_timeout(timeout)
     done = []
     for case in cases:
         say(f"asking: {case.name}")
@@ -483,26 +573,13 @@ def _run(case: ParityCase, services: tuple[str, str], timeout: float) -> CasePar
 def _ask(case: ParityCase, url: str, timeout: float) -> tuple[Any, str]:
     """The decoded answer, or what went wrong."""
     try:
-        with requests.request(
-            case.method, url + case.path, json=case.body, timeout=(10.0, timeout), stream=True
-        ) as response:
-            raw: bytes = response.raw.read(MAX_ANSWER + 1, decode_content=True)
-            status = response.status_code
-        if status != 200:
-            return None, f"{case.path} answers {status}: {one_line(raw[:400].decode('utf-8', 'replace'), 200)}"
-        if len(raw) > MAX_ANSWER:
-            return None, f"{case.path} answers more than {MAX_ANSWER} bytes"
-        return json.loads(raw), ""
-    except requests.Timeout:
-        return None, f"{case.path} has not answered within {timeout:g} s"
-    except ValueError:
+        answer = fetch(case.method, url + case.path, body=case.body, timeout=timeout, limit=MAX_ANSWER)
+    except NoAnswerError as error:
+        return None, f"{case.path} {error}"
+    if answer.status != 200:
+        text = answer.body[:400].decode("utf-8", "replace")
+        return None, f"{case.path} answers {answer.status}: {one_line(text, 200)}"
+    try:
+        return json.loads(answer.body), ""
+    except (ValueError, RecursionError):
         return None, f"{case.path} answers something else than JSON"
-    except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, RecursionError) as error:
-        return None, f"{case.path} broke off: {one_line(str(error), 200)}"
-
-
-def _service(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-        raise UsageError(f"{one_line(url, 100)!r} is not the URL of a service", hint="like http://127.0.0.1:8000")
-    return url.rstrip("/")

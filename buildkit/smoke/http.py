@@ -84,6 +84,8 @@ class _Watchdog:
         self.expired = False
         self._lock = threading.Lock()
         self._connections: list[Any] = []
+        # A connection lets go of its socket where the answer ends with it, and the answer alone goes on reading.
+        self._sockets: list[socket.socket] = []
         self._timer = threading.Timer(seconds, self._expire)
         self._timer.daemon = True
 
@@ -99,23 +101,23 @@ class _Watchdog:
         with self._lock:
             if connection not in self._connections:
                 self._connections.append(connection)
+            if isinstance(connection.sock, socket.socket):
+                self._sockets.append(connection.sock)
             if self.expired:
-                _shut(connection)
+                self._shut()
 
     def _expire(self) -> None:
         with self._lock:
             self.expired = True
-            for connection in self._connections:
-                _shut(connection)
+            self._shut()
 
-
-def _shut(connection: Any) -> None:
-    sock = connection.sock
-    if isinstance(sock, socket.socket):
-        # Not close(): that would not wake who waits in recv. Not SSLSocket's own shutdown, which drops the TLS state
-        # that the waiting thread uses.
-        with suppress(OSError):
-            socket.socket.shutdown(sock, socket.SHUT_RDWR)
+    def _shut(self) -> None:
+        for sock in (*self._sockets, *(connection.sock for connection in self._connections)):
+            if isinstance(sock, socket.socket):
+                # Not close(): that would not wake who waits in recv. Not SSLSocket's own shutdown, which drops the TLS
+                # state that the waiting thread uses.
+                with suppress(OSError):
+                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 class _Adapter(HTTPAdapter):

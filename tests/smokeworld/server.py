@@ -55,6 +55,13 @@ class Behaviour:
     more: int = 0
     raw: bytes | None = None
     """Answer completions with these bytes."""
+    logprobs_missing: int = 0
+    """Log probabilities that are left out, at the end of each answer."""
+    logprobs_null: bool = False
+    """The last log probability is null."""
+    model_id: object = "probe-under-test"
+    drops_text: int = 0
+    """Characters that the text lacks at its end."""
     answers: Callable[[tuple[int, ...], int], list[Choice]] | None = None
     """Who computes, instead of the reference."""
     mixes_batches: bool = False
@@ -132,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             self._send(200, b"ok", "text/plain")
         elif self.path == "/v1/models":
-            self._json(200, {"data": [{"id": "probe-under-test"}]})
+            self._json(200, {"data": [{"id": self.server.behaviour.model_id}]})
         else:
             self._json(404, {"error": {"message": f"no {self.path}"}})
 
@@ -157,6 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
         done = self.server.answer(prompt, min(body["max_tokens"], behaviour.tokens) + behaviour.more)
         tokens = tuple(choice.token for choice in done)
         text = behaviour.before + probe.to_text(tokens) + behaviour.after
+        text = text[: len(text) - behaviour.drops_text]
         if behaviour.echoes:
             text = probe.to_text(prompt) + text
         if behaviour.streams:
@@ -166,7 +174,11 @@ class _Handler(BaseHTTPRequestHandler):
         if behaviour.token_ids:
             choice["token_ids"] = list(tokens)
         if behaviour.logprobs_off_by is not None and body.get("logprobs"):
-            numbers = [float(log_softmax(c.logits)[c.token]) + behaviour.logprobs_off_by for c in done]
+            numbers: list[float | None] = [
+                float(log_softmax(c.logits)[c.token]) + behaviour.logprobs_off_by for c in done
+            ]
+            numbers = numbers[: len(numbers) - behaviour.logprobs_missing]
+            numbers[-1:] = [None] if behaviour.logprobs_null else numbers[-1:]
             choice["logprobs"] = (
                 {"content": [{"token": "", "logprob": n} for n in numbers]} if chat else {"token_logprobs": numbers}
             )

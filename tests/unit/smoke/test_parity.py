@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
+from itertools import product
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -14,10 +16,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
+from smokeworld.drip import DRIPS, dripping
 from smokeworld.server import serving
 
-from buildkit.errors import NotFoundError, UsageError
-from buildkit.parity import Comparison, ParityReport, Rule, compare, parse_cases, read_cases, run_parity
+from buildkit.errors import UsageError
+from buildkit.parity import CaseParity, Comparison, ParityReport, Rule, compare, parse_cases, read_cases, run_parity
 
 CASES = b"""
 cases:
@@ -212,11 +216,177 @@ def test_a_wrong_cases_file_is_wrong_usage_with_its_place(text: str, words: str)
     assert str(caught.value).startswith("cases.yaml:")
 
 
-def test_a_cases_file_that_is_not_there_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError):
-        read_cases(tmp_path / "none.yaml")
+def test_a_cases_file_that_is_not_there_is_wrong_usage_and_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.yaml", tmp_path, tmp_path / "a\0b"):
+        with pytest.raises(UsageError, match="no cases file"):
+            read_cases(path)
 
 
-def test_urls_are_checked() -> None:
-    with pytest.raises(UsageError):
-        run_parity("http://user:secret@host", "http://host", ())
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("{1: a}", "body: the key '1' is no text"),
+        ("{a: {true: a}}", "body.a: the key 'True' is no text"),
+        ("[{null: a}]", "body[0]: the key 'None' is no text"),
+        ("{2024-01-01: a}", "body: the key '2024-01-01' is no text"),
+        ("{a: 2024-01-01}", "body.a: JSON has no date"),
+        ("[2024-01-01 10:00:00]", "body[0]: JSON has no datetime"),
+        ("{'a b': !!set {x, y}}", 'body["a b"]: JSON has no set'),
+        ("{a: !!binary aGk=}", "body.a: JSON has no bytes"),
+        ("!!omap [a: 1]", "body[0]: JSON has no tuple"),
+        ("{a: .inf}", "body.a: inf is no number"),
+        ("{a: [1, .nan]}", "body.a[1]: nan is no number"),
+        (f"{{a: 0x{'f' * 5000}}}", "body.a: is an integer of more than"),
+        (f"{{a: {'9' * 5000}}}", "this is no int"),
+        ('{a: "\\ud800"}', "body.a: the text holds half"),
+        ('{"\\ud800": 1}', "body: the text holds half"),
+        ("[" * 150 + "]" * 150, "is nested more than 100 deep"),
+        ("[" * 5000, "cases.yaml:"),
+        ("{[1]: 2}", "a key is a list or a table"),
+        ("{? {a: 1} : 2}", "a key is a list or a table"),
+        ("!!int ''", "this is no int"),
+        ("!!bool maybe", "this is no bool"),
+        ("!!timestamp soon", "this is no timestamp"),
+        ("2024-13-45", "this is no timestamp"),
+        ("!!float x", "this is no float"),
+        ("!!map 5", "cases.yaml:"),
+    ],
+)
+def test_a_body_that_json_cannot_hold_is_wrong_usage_with_its_path(body: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_cases(f"cases: [{{path: /x, body: {body}, compare: [{{field: a}}]}}]".encode(), where="cases.yaml")
+    assert words in str(caught.value)
+    assert str(caught.value).startswith("cases.yaml:")
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        (f"path: /x, compare: [{{field: 'a[{'9' * 5000}]'}}]", "cases[0].compare[0].field: an index has more than"),
+        ("path: /x, compare: [{field: 'a[1234567890]'}]", "cases[0].compare[0].field: an index has more than"),
+        ("path: /x, compare: [{field: 1}]", "cases[0].compare[0].field: 1 is not a path"),
+        ('path: "/\\ud800", compare: [{field: a}]', "cases[0].path"),
+        ('path: "/x\\r\\ny", compare: [{field: a}]', "cases[0].path"),
+        ('name: "\\udfff", path: /x, compare: [{field: a}]', "cases[0].name: is not a text"),
+        ("name: 2024-01-01, path: /x, compare: [{field: a}]", "cases[0].name: is not a text"),
+        ("name: [a], path: /x, compare: [{field: a}]", "cases[0].name: is not a text"),
+        ('path: /x, compare: [{field: a, as: "\\ud800"}]', "cases[0].compare[0].as: is not a text"),
+        ("path: /x, compare: [{field: a, as: {b: c}}]", "cases[0].compare[0].as: is not a text"),
+        (f"path: /x, compare: [{{field: a, rule: {{relative: 0x{'f' * 5000}}}}}]", "compare[0].rule"),
+        ("path: /x, compare: [{field: a, rule: {!!binary aGk=: 1}}]", "compare[0].rule"),
+        ("path: /x, 5: y, compare: [{field: a}]", "the key '5' is not known"),
+    ],
+)
+def test_a_case_that_makes_no_sense_is_wrong_usage_with_its_path(case: str, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_cases(f"cases: [{{{case}}}]".encode(), where="cases.yaml")
+    assert words in str(caught.value)
+    assert str(caught.value).startswith("cases.yaml:")
+
+
+@given(st.binary(max_size=60) | st.text("{}[]:,!?-&*|>'\"\\\n #a1.~<=", max_size=60).map(str.encode))
+def test_whatever_a_cases_file_holds_is_cases_or_wrong_usage(raw: bytes) -> None:
+    for text in (raw, b"cases: [{path: /x, body: " + raw + b", compare: [{field: a}]}]"):
+        with suppress(UsageError):
+            for case in parse_cases(text, where="c"):
+                json.dumps(case.body, allow_nan=False).encode()
+
+
+def test_a_number_for_a_name_is_taken_as_it_is_written() -> None:
+    (case,) = parse_cases(
+        b"cases: [{name: 7, path: /x, body: {a: [1, 2.5, null, x]}, compare: [{field: a}]}]", where="c"
+    )
+    assert (case.name, case.body) == ("7", {"a": [1, 2.5, None, "x"]})
+
+
+@pytest.mark.parametrize(
+    "url", ["http://user:secret@host", "http://[::1", "http://h:99999", "h", "", "http://h/\udcff"]
+)
+def test_urls_are_checked(url: str) -> None:
+    for pair in ((url, "http://host"), ("http://host", url)):
+        with pytest.raises(UsageError, match="is not the URL of a service") as caught:
+            run_parity(*pair, ())
+        assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, math.inf, math.nan, 999999999 * 3600.0])
+def test_times_are_checked(timeout: float) -> None:
+    with pytest.raises(UsageError, match="time-out"):
+        run_parity("http://h", "http://h", (), timeout=timeout)
+
+
+@pytest.mark.parametrize("kind", DRIPS)
+def test_an_answer_that_comes_drop_by_drop_is_given_up_when_its_time_is_over(kind: str) -> None:
+    with dripping(kind) as url:
+        report = run_parity(url, url, parse_cases(CASES, where="c"), timeout=0.3)
+    assert report.cases[0].problem == "candidate: /v1/completions has not answered within 0.3 s"
+
+
+ODD = (math.inf, -math.inf, math.nan, 5e-324, 1.7e308, -1.7e308, 10**400, 2**999, 0, -0.0, True, None, "\ud800", "")
+RULES = (
+    Rule(kind="identical"),
+    Rule(kind="relative", bound=0.5),
+    Rule(kind="absolute", bound=1e300),
+    Rule(kind="decimals", bound=30),
+)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_whatever_two_services_answer_is_a_report_in_strict_json(rule: Rule) -> None:
+    comparison = Comparison(field="b", rule=rule, label="b")
+    for a, b in product(ODD, ODD):
+        field = compare(comparison, {"b": a}, {"b": b})
+        case = CaseParity(name="c", fields=(field, compare(comparison, {"b": [a, 1, b]}, {"b": [b, 1, a]})))
+        report = ParityReport(candidate="http://a", reference="http://b", cases=(case,))
+        json.dumps(report.to_json(), allow_nan=False)
+        for text in (report.to_markdown(), report.summary(), drawn(report)):
+            text.encode()
+
+
+def drawn(report: ParityReport) -> str:
+    console = Console(file=StringIO(), width=200)
+    console.print(report.render())
+    out = console.file
+    assert isinstance(out, StringIO)
+    return out.getvalue()
+
+
+@given(st.recursive(st.sampled_from(ODD), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_documents_of_every_shape_are_compared(document: Any) -> None:
+    for field in ("*", "b", "[0]", "b.*[*]", "0"):
+        compare(Comparison(field=field, rule=RULES[1], label="x"), document, document)
+
+
+def test_infinity_is_identical_to_itself_alone() -> None:
+    rule = Comparison(field="b", rule=Rule(kind="identical"), label="b")
+    assert compare(rule, {"b": math.inf}, {"b": math.inf}).ok
+    assert not compare(rule, {"b": math.inf}, {"b": -math.inf}).ok
+
+
+def test_a_difference_beyond_every_float_is_not_within_a_bound_that_is() -> None:
+    for rule in (Rule(kind="relative", bound=1.5), Rule(kind="absolute", bound=1e300)):
+        assert not rule.holds(1.7e308, -1.7e308)
+    assert Rule(kind="relative", bound=2.0).holds(1.7e308, -1.7e308)
+
+
+def test_keys_that_look_like_paths_hide_no_difference() -> None:
+    one, other = {"x": {"a.b": 1, "a": {"b": 2}}}, {"x": {"a.b": 9, "a": {"b": 2}}}
+    field = compare(Comparison(field="x", rule=Rule(kind="identical"), label="x"), one, other)
+    assert (field.ok, field.total, field.where) == (False, 2, 'x["a.b"]')
+
+
+def test_halves_of_surrogates_in_texts_and_keys_are_shown_as_escapes() -> None:
+    report = run({"answers": {"\ud800": {"label": "\udc80[/x]"}}}, {"answers": {"\ud800": {"label": "a"}}})
+    assert 'first at answers["\\ud800"].label: \\udc80[/x] vs a' in report.summary()
+    assert "[/x]" in drawn(report)
+
+
+def test_the_summary_names_the_first_case_without_answers_before_what_agrees() -> None:
+    report = run({"detail": "boom"}, status=503)
+    assert report.summary() == '0/1 cases agree: greeting: candidate: /v1/completions answers 503: {"detail": "boom"}'
+    twice = ParityReport(candidate="a", reference="b", cases=report.cases * 2)
+    assert twice.summary().endswith('{"detail": "boom"} (and 1 more)')
+
+
+def test_the_summary_has_what_differs_before_what_agrees() -> None:
+    assert run(changed(["answers", "b", "label"], "maybe")).summary().startswith("0/1 cases agree: answers.*.label 1/2")

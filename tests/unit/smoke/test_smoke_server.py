@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 from typing import Any
 
 import numpy as np
 import pytest
+from smokeworld.drip import DRIPS, dripping
 from smokeworld.server import Behaviour, serving
 
 from buildkit.errors import UsageError
 from buildkit.gdn import probe
 from buildkit.gdn.checkpoint import assemble
 from buildkit.gdn.faults import Fault
+from buildkit.gdn.plain import plain
 from buildkit.smoke import Completions, ServerReport, SmokeOptions, Subject, Verdict, check_server, run_smoke
 
 
@@ -89,8 +94,99 @@ def test_what_is_odd_and_harmless_is_noted() -> None:
     assert passes(Behaviour(chat_only=True)) == ""
 
 
-def test_a_server_with_ids_is_judged_by_them_whatever_its_text() -> None:
-    assert check(Behaviour(token_ids=True, before="assistant: ")).verdict is Verdict.PASS
+@pytest.mark.parametrize("odd", [{"before": "assistant: "}, {"drops_text": 1}, {"drops_text": 16}, {"after": "A"}])
+def test_a_text_that_does_not_match_its_ids_is_a_failure_though_the_ids_are_right(odd: dict[str, Any]) -> None:
+    report = fails(Behaviour(token_ids=True, **odd))
+    assert report.identical == 112
+    assert "and token ids that mean" in report.reason
+
+
+def test_a_text_with_white_space_or_the_prompt_around_matches_its_ids() -> None:
+    for harmless in (Behaviour(token_ids=True, before=" "), Behaviour(token_ids=True, echoes=True)):
+        assert check(harmless).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_fewer_log_probabilities_than_tokens_are_a_failure(chat: bool) -> None:
+    assert "gives 15 log probabilities for 16 tokens" in fails(Behaviour(logprobs_missing=1, chat_only=chat)).reason
+    assert "gives 0 log probabilities" in fails(Behaviour(logprobs_missing=16, chat_only=chat)).reason
+    assert "no log probability for 1 of 16 tokens" in fails(Behaviour(logprobs_null=True, chat_only=chat)).reason
+
+
+HUGE = "9" * 400
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        (f'"logprobs": {{"token_logprobs": [{HUGE}]}}', "a log probability (0) that no float can hold"),
+        (f'"logprobs": {{"content": [{{"logprob": -{HUGE}}}]}}', "a log probability (0) that no float can hold"),
+        ('"logprobs": {"token_logprobs": ["-1.0"]}', "a log probability (0) that is no number: -1.0"),
+        ('"logprobs": {"token_logprobs": [true]}', "that is no number: true"),
+        ('"logprobs": {"token_logprobs": {}}', "logprobs that are no list"),
+        ('"logprobs": {"content": [1]}', "logprobs that are no list"),
+        ('"logprobs": [1]', "logprobs that are no object"),
+        ('"token_ids": [Infinity]', "token_ids[0] that is no token id: Infinity"),
+        ('"token_ids": [1, NaN]', "token_ids[1] that is no token id: NaN"),
+        ('"token_ids": [1.9]', "token_ids[0] that is no token id: 1.9"),
+        ('"token_ids": [1.0]', "token_ids[0] that is no token id: 1.0"),
+        ('"token_ids": [true]', "token_ids[0] that is no token id: true"),
+        ('"token_ids": ["1"]', "token_ids[0] that is no token id: 1"),
+        ('"token_ids": [null]', "token_ids[0] that is no token id: null"),
+        ('"token_ids": [-1]', "token_ids[0] that is no token id: -1"),
+        (f'"token_ids": [{HUGE}]', "token_ids[0] that is no token id: 999"),
+        ('"token_ids": "B"', "token_ids that are no list"),
+        ('"token_ids": ["\\ud800"]', 'token_ids[0] that is no token id: "\\ud800"'),
+    ],
+)
+def test_values_that_cannot_be_what_they_say_are_the_servers_fault(field: str, words: str) -> None:
+    report = fails(Behaviour(raw=f'{{"choices": [{{"text": "B", {field}}}]}}'.encode()))
+    assert words in report.reason
+    json.dumps(plain(report), ensure_ascii=False, allow_nan=False).encode()
+
+
+@pytest.mark.parametrize("text", ["\ud800", "\x1b[31m", "[/red]", "\u202e"])
+def test_texts_of_a_server_can_be_shown_wherever_they_stand(text: str) -> None:
+    for document in ({"choices": [{"text": text}]}, {"error": text}, {text: text}, [text], text):
+        report = fails(Behaviour(raw=json.dumps(document).encode()))
+        assert json.dumps(plain(report), ensure_ascii=False).encode()
+        assert "\x1b" not in report.reason
+
+
+@pytest.mark.parametrize("name", ["\ud800", "", 5, None, {}, "x" * 5000, math.inf])
+def test_a_model_without_a_usable_name_is_the_servers_fault(name: object) -> None:
+    report = fails(Behaviour(model_id=name))
+    assert "/v1/models gives its model an id that is no name" in report.reason
+    json.dumps(plain(report), ensure_ascii=False, allow_nan=False).encode()
+
+
+@pytest.mark.parametrize("kind", DRIPS)
+def test_an_answer_that_comes_drop_by_drop_is_given_up_when_its_time_is_over(kind: str) -> None:
+    with dripping(kind) as url:
+        client = Completions(url, timeout=0.3)
+        assert client.ask("A", 1).problem == "/v1/completions has not answered within 0.3 s"
+
+
+@pytest.mark.parametrize("place", ["http://[::1", "http://h:99999/", "ftp://h", "//", "http://" + "a" * 300, "\x00"])
+def test_a_redirection_to_nowhere_is_the_servers_fault(place: str) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            """Quiet."""
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(307)
+            self.send_header("Location", place)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        reply = Completions(f"http://127.0.0.1:{server.server_address[1]}", timeout=5).ask("A", 1)
+        server.shutdown()
+        thread.join()
+    assert reply.problem.startswith("/v1/completions")
 
 
 def test_text_around_the_answer_is_a_failure_that_shows_the_text() -> None:
@@ -173,11 +269,44 @@ def test_nobody_there_is_a_failure() -> None:
     assert "Connection refused" in report.reason
 
 
-@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://", "http://user:secret@host"])
+URLS = (
+    *(
+        "",
+        "localhost:8000",
+        "ftp://x",
+        "http://",
+        "http://user:secret@host",
+        "http://[::1",
+        "http://h:99999",
+        "http://h:0",
+    ),
+    *(
+        "http://h:x",
+        "http://a b",
+        "http://h?x=1",
+        "http://h#x",
+        "http://\ud800",
+        "http://h/\udcff",
+        "http://h\n",
+        "http://*",
+    ),
+)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, math.inf, math.nan, 999999999 * 3600.0])
+def test_a_time_that_nobody_can_wait_is_wrong_usage(timeout: float) -> None:
+    with pytest.raises(UsageError, match="time-out"):
+        Completions("http://h", timeout=timeout)
+    with pytest.raises(UsageError, match="time-out"):
+        run_smoke(Subject(name="x", url="http://h"), SmokeOptions(levels=("server",), timeout=timeout))
+
+
+@pytest.mark.parametrize("url", URLS)
 def test_what_is_no_url_is_wrong_usage_and_shows_no_secret(url: str) -> None:
     with pytest.raises(UsageError) as caught:
         Completions(url)
     assert "is not the URL of a server" in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_health_is_waited_for_as_long_as_allowed() -> None:
