@@ -9,20 +9,20 @@ from typing import Any
 
 from rich.console import Console
 
-from buildkit.check import CheckReport, run_check, same_fatbins
+from buildkit.check import run_check, same_fatbins
 from buildkit.check.recipe import policy_of, start_spec_of
 from buildkit.check.start import StartProof, StartSpec, prove_start
 from buildkit.cli import ReportedFailure, command, emit_json
 from buildkit.cuda.arch import Arch
 from buildkit.cuda.policy import Policy, VersionRange
 from buildkit.engine import Engine
-from buildkit.errors import StorageError, UsageError
+from buildkit.errors import UsageError
 from buildkit.image.source import ImageSource
 from buildkit.image.transports import Location, open_source
 from buildkit.model import Platform
 from buildkit.progress import display
 from buildkit.recipe import Recipe
-from buildkit.tasks import flags, resolve
+from buildkit.tasks import actions, flags, resolve
 
 
 @command(
@@ -102,7 +102,7 @@ def check(
             open_image=open_image,
             prove=(lambda: _prove(what, recipe, host)) if run else None,
         )
-    _summary(report)
+    actions.append_summary(report.to_markdown())
     if json:
         emit_json(report.to_json())
     elif quiet:
@@ -135,15 +135,3 @@ def _prove(what: str | Path, recipe: Recipe | None, host: str | None) -> StartPr
     spec = start_spec_of(recipe) if recipe is not None else StartSpec()
     with Engine.connect(host) as engine:
         return prove_start(engine, place.name, spec)
-
-
-def _summary(report: CheckReport) -> None:
-    """Markdown for an Actions job's summary page."""
-    path = os.environ.get("GITHUB_STEP_SUMMARY")
-    if not path:
-        return
-    try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(report.to_markdown() + "\n")
-    except OSError as error:
-        raise StorageError(f"GITHUB_STEP_SUMMARY ({path}) cannot be written: {error.strerror}") from error

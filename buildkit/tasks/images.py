@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,18 +12,18 @@ from buildkit.build import Backend, BuildOptions
 from buildkit.build import build as build_image
 from buildkit.cli import ReportedFailure, command, emit_json
 from buildkit.engine import Engine
-from buildkit.errors import BuildkitError, UsageError, one_line
+from buildkit.errors import UsageError, one_line
 from buildkit.image.cache import BlobCache, cache_limit, cache_root
 from buildkit.image.compress import DEFAULT_CODEC, Codec
 from buildkit.image.source import ImageSource
 from buildkit.image.transports import open_source
 from buildkit.model import Platform, Reference
 from buildkit.progress import display
-from buildkit.push import PushOptions, PushReport, plan_push
+from buildkit.push import PushOptions, plan_push
 from buildkit.push import push as push_image
 from buildkit.registry import CancelToken, RegistryClient
 from buildkit.split.rewrite import DEFAULT_LIMIT, SplitOptions, split_image
-from buildkit.tasks import flags, resolve
+from buildkit.tasks import actions, flags, resolve
 from buildkit.tasks.split import Progress
 from buildkit.units import format_duration, parse_duration
 from buildkit.verify import pull_check as check_pull
@@ -211,7 +210,8 @@ def push(
     if report is None:
         emit_json(plan.to_json()) if json else print("\n".join(one_line(line, 1000) for line in plan.lines()))
         return
-    _write_output(report)
+    outputs = {"digest": str(report.manifest.digest), "image": report.pull}
+    actions.write_outputs(outputs, done=f"pushed {report.pull}")
     if json:
         emit_json(report.to_json())
         return
@@ -291,17 +291,3 @@ def _arguments(pairs: list[str]) -> dict[str, str]:
             raise UsageError(f"--build-arg {name!r} is not NAME=VALUE", hint="--build-arg NAME=VALUE")
         out[name] = value
     return out
-
-
-def _write_output(report: PushReport) -> None:
-    """``digest=`` for the steps that follow in an Actions job (GitHub's and Gitea's workflow commands)."""
-    path = os.environ.get("GITHUB_OUTPUT")
-    if not path:
-        return
-    try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(f"digest={report.manifest.digest}\nimage={report.pull}\n")
-    except OSError as error:
-        raise BuildkitError(
-            f"pushed {report.pull}, but GITHUB_OUTPUT ({path}) cannot be written: {error.strerror}"
-        ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,7 +22,7 @@ from buildkit.progress import display
 from buildkit.recipe import Recipe, Smoke
 from buildkit.smoke import SmokeOptions, SmokeReport, Subject, Verdict, run_smoke
 from buildkit.smoke.report import Level
-from buildkit.tasks import flags, resolve
+from buildkit.tasks import actions, flags, resolve
 from buildkit.units import parse_duration
 
 LOG_WIDTH = 220
@@ -249,15 +248,13 @@ def _write_markdown(text: str, report: str) -> None:
     """Into the file that was asked for, and onto an Actions job's summary page."""
     if report:
         _write(Path(report), text)
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if summary:
-        _write(Path(summary), text + "\n", mode="a")
+    actions.append_summary(text)
 
 
-def _write(path: Path, text: str, *, mode: str = "w") -> None:
+def _write(path: Path, text: str) -> None:
     try:
         # A file name of ours may be no Unicode; a report is.
-        with path.open(mode, encoding="utf-8", errors="backslashreplace") as file:
+        with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from error
