@@ -30,7 +30,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.utils import kwargs_from_env
 
 from buildkit.errors import BuildkitError, EngineError, FormatError, MissingComponentError, NotFoundError, UsageError
-from buildkit.model import Digest, Platform
+from buildkit.model import Digest, Platform, Reference
 from buildkit.units import format_duration
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
@@ -171,6 +171,16 @@ class Engine:
         """The image as ``docker save`` streams it. By id: no name can be moved to another image meanwhile."""
         with _translated(f"saving {image}"):
             return SaveStream(iter(self.transfer.api.get_image(str(image), chunk_size=_CHUNK)), str(image))
+
+    def pull(self, image: Reference, *, username: str = "", password: str = "") -> None:
+        """Fetch ``image`` from its registry, by the engine's own ways and trust. Raises EngineError, NotFoundError."""
+        login = {"username": username, "password": password} if password else None
+        with _translated(f"pulling {image}"):
+            lines = self.transfer.api.pull(str(image), stream=True, decode=True, auth_config=login)
+            with contextlib.closing(lines):
+                for line in lines:
+                    if isinstance(line, dict) and line.get("error"):
+                        raise EngineError(f"the engine cannot pull {image}: {line['error']}")
 
     def load(self, archive: IO[bytes] | Iterable[bytes]) -> None:
         """Load a docker-archive; its ``RepoTags`` become names. Raises EngineError if the engine refuses it."""

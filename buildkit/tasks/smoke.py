@@ -19,8 +19,9 @@ from buildkit.image.transports import Location, open_source
 from buildkit.parity import ParityReport, read_cases
 from buildkit.parity import run_parity as compare_services
 from buildkit.progress import display
-from buildkit.recipe import Recipe, Smoke
+from buildkit.recipe import Smoke
 from buildkit.smoke import SmokeOptions, SmokeReport, Subject, Verdict, run_smoke
+from buildkit.smoke.recipe import subject_of
 from buildkit.smoke.report import Level
 from buildkit.tasks import actions, flags, resolve
 from buildkit.units import parse_duration
@@ -130,20 +131,13 @@ def _subject(name: str, *, url: str, library: str, revision: str, host: str | No
     place = Location.parse(chosen.source)
     if place.kind != "docker-daemon" or place.name is None:
         raise UsageError(f"smoke tests images of the engine, {chosen.source} is none", hint="docker load it first")
-    recipe = chosen.recipe
-    wish = recipe.smoke if recipe else Smoke()
-    return (
-        Subject(
-            name=recipe.name if recipe else name,
-            image=place.name,
-            library=library or wish.library,
-            server=wish.server,
-            url=url or None,
-            gpu=_needs_gpu(recipe),
-            revision=revision or None,
-        ),
-        wish,
+    wish = chosen.recipe.smoke if chosen.recipe else Smoke()
+    subject = (
+        subject_of(chosen.recipe, place.name, revision=revision or None)
+        if chosen.recipe
+        else Subject(name=name, image=place.name, revision=revision or None)
     )
+    return replace(subject, library=library or subject.library, url=url or None), wish
 
 
 def _require_file(library: str) -> None:
@@ -158,11 +152,6 @@ def _require_file(library: str) -> None:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise UsageError(f"--library {library} cannot be read: {why}", hint=hint) from error
-
-
-def _needs_gpu(recipe: Recipe | None) -> bool:
-    """A recipe that requires no architecture is of an image for the processor."""
-    return recipe is None or bool(recipe.cuda.require)
 
 
 def _levels(given: list[str], wish: Smoke, subject: Subject) -> tuple[Level, ...]:
