@@ -1,0 +1,13 @@
+"""What the pipeline did, as values, and for people: ``report.json``, a step summary, one page of HTML. Pure."""
+
+from buildkit.report.model import (
+    SCHEMA,
+    STAGES,
+    Layer,
+    Report,
+    RunInfo,
+    Stage,
+    TimelineEvent,
+)
+
+__all__ = ["SCHEMA", "STAGES", "Layer", "Report", "RunInfo", "Stage", "TimelineEvent"]
