@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from buildkit.errors import FormatError, NotFoundError, UsageError, one_line
 from buildkit.gdn.cases import Case, all_cases, expected, inputs
-from buildkit.gdn.compare import OutputFigures, Verdict, explains, figures
+from buildkit.gdn.compare import OutputFigures, Verdict, explains, figures, tolerance
 from buildkit.gdn.contracts import CONTRACTS, LOG, OPTIONAL, Contract, Dtype, contract_of_revision, entry
 from buildkit.gdn.driver import Device
 from buildkit.gdn.faults import Fault
@@ -39,7 +39,10 @@ MAX_RESTARTS = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
-    """One case: the figures of each output, or why there are none. ``faults``: what explains a FAIL."""
+    """One case: the figures of each output, or why there are none. ``faults``: what explains a FAIL.
+
+    ``tolerance``: the largest relative error that passes.
+    """
 
     stage: str
     case: str
@@ -48,6 +51,7 @@ class CaseResult:
     outputs: tuple[OutputFigures, ...] = ()
     note: str = ""
     faults: tuple[Fault, ...] = ()
+    tolerance: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +241,9 @@ def _conclude(results: Sequence[CaseResult], choice: ContractChoice) -> dict[str
 
 
 def _judge(case: Case, contract: Contract, answer: _Answer) -> CaseResult:
-    result = CaseResult(stage=case.stage, case=case.name, dtype=case.dtype, verdict=Verdict.FAIL)
+    result = CaseResult(
+        stage=case.stage, case=case.name, dtype=case.dtype, verdict=Verdict.FAIL, tolerance=tolerance(case)
+    )
     if answer.missing:
         return replace(result, note=f"no symbol {answer.missing}, which contract {contract.name!r} expects", outputs=())
     if answer.arrays is None:
