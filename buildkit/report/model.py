@@ -23,7 +23,7 @@ SCHEMA = "buildkit/report/1"
 MAX_REPORT = 256 * 2**20
 """Bytes of a report that is read. A check of 10,000 files with all their units makes some tens of megabytes."""
 
-STAGES = ("build", "check", "smoke", "split", "push", "verify", "promote", "attach")
+STAGES = ("preflight", "build", "check", "smoke", "split", "push", "verify", "attach", "promote")
 """The stages in their order. A report may have others, which come after these."""
 PROVING = ("check", "smoke")
 """Without these nothing is known of the image: a report in which they did not run is no pass."""
