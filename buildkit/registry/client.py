@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from filelock import Timeout
@@ -29,7 +29,7 @@ from buildkit.errors import (
     one_line,
 )
 from buildkit.model import Descriptor, Digest, Reference, load_json_object
-from buildkit.registry import manifests
+from buildkit.registry import manifests, referrers
 from buildkit.registry.answers import describe, error_for
 from buildkit.registry.auth import Authenticator, TokenUnavailable
 from buildkit.registry.clock import CancelToken, Clock, SystemClock
@@ -294,10 +294,48 @@ class RegistryClient:
         """Raises NotFoundError, DigestMismatchError, AuthError, UnreachableError or ProtocolError."""
         return self._run(manifests.get(self.origin, reference, self._patient()))
 
-    def put_manifest(self, reference: Reference, raw: bytes, media_type: str) -> Digest:
+    def put_manifest(self, reference: Reference, raw: bytes, media_type: str, *, retries: int | None = None) -> Digest:
         """Returns the digest once the registry holds exactly ``raw`` under ``reference``."""
-        machine = manifests.PutManifest(
-            origin=self.origin, reference=reference, raw=raw, media_type=media_type, patient=self._patient()
+        return self._run(self._putting(reference, raw, media_type, retries).run())
+
+    def put_referrer(self, reference: Reference, raw: bytes, media_type: str) -> bool:
+        """Put a manifest with a ``subject``. True where the registry says that it lists it as a referrer."""
+        machine = self._putting(reference, raw, media_type)
+        self._run(machine.run())
+        return machine.subject_listed
+
+    def _putting(
+        self, reference: Reference, raw: bytes, media_type: str, retries: int | None = None
+    ) -> manifests.PutManifest:
+        return manifests.PutManifest(
+            origin=self.origin, reference=reference, raw=raw, media_type=media_type, patient=self._patient(retries)
+        )
+
+    def referrers(self, reference: Reference) -> tuple[Descriptor, ...]:
+        """The manifests that refer to ``reference`` (by digest): the registry's own list, or the index that clients
+        keep where it has none. Raises ProtocolError for anything that is no list."""
+        return self._run(referrers.referrers(self.origin, reference, self._patient()))
+
+    def own_referrers(self, reference: Reference) -> tuple[Descriptor, ...] | None:
+        """The registry's own list; None where it keeps none."""
+        return self._run(referrers.from_registry(self.origin, reference, self._patient()))
+
+    def list_referrers(
+        self,
+        subject: Reference,
+        added: Sequence[Descriptor],
+        *,
+        spare: Callable[[Mapping[str, Any]], bool] = lambda _: False,
+    ) -> bool:
+        """Keep the index of referrers of a registry that keeps none itself; see ``referrers.AddToIndex``. False where
+        all of ``added`` was there already."""
+        machine = referrers.AddToIndex(
+            origin=self.origin,
+            subject=subject,
+            added=tuple(added),
+            patient=self._patient(),
+            rng=Random(self._rng.random()),
+            spare=spare,
         )
         return self._run(machine.run())
 
@@ -567,7 +605,7 @@ class RegistryClient:
             headers,
             body,
             answer_timeout=min(patience, GREETING_TIMEOUT) if greeting else patience,
-            **({"limit": manifests.MAX_FETCHED} if request.method == "GET" and "/manifests/" in request.url else {}),
+            **({"limit": manifests.MAX_FETCHED} if request.method == "GET" and _is_document(request.url) else {}),
         )
         # A connection that broke because the user stopped is no failure to retry.
         self._cancel.check()
@@ -604,3 +642,8 @@ class RegistryClient:
         except (OSError, Timeout) as error:
             label = blob.label if blob is not None else self.registry
             self._observer.notify(JournalFailed(blob=label, reason=one_line(str(error), 100)))
+
+
+def _is_document(url: str) -> bool:
+    """Whether the answer is one that is read whole: a manifest, or a list of referrers."""
+    return "/manifests/" in url or "/referrers/" in url

@@ -137,6 +137,8 @@ class PutManifest:
     media_type: str
     patient: Patient
     quirks: list[Quirk] = field(default_factory=list)
+    subject_listed: bool = False
+    """Whether the registry said that it lists the manifest as its subject's referrer (``OCI-Subject``)."""
 
     def run(self) -> Steps[Digest]:
         """The digest under which the registry holds the manifest: that of ``raw``, or an error."""
@@ -152,6 +154,7 @@ class PutManifest:
         while True:
             reply = yield from ask(request)
             if isinstance(reply, Answer) and reply.status in (200, 201, 202, 204):
+                self.subject_listed = bool(reply.headers.get("oci-subject"))
                 named = _named_digest(reply)
                 if named is not None and named.algorithm == digest.algorithm and named != digest:
                     raise DigestMismatchError(f"{self.reference}: the registry stored {named}, sent was {digest}")

@@ -12,11 +12,12 @@ import hashlib
 import json
 import re
 import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import parse_qs
 
-from buildkit.model import INDEX_TYPES, MANIFEST_TYPES
+from buildkit.model import INDEX_TYPES, MANIFEST_TYPES, OCI_INDEX
 
 USER, SECRET = "robot", "s3cret-T0ken-never-to-be-seen"
 BASIC = "Basic " + base64.b64encode(f"{USER}:{SECRET}".encode()).decode()
@@ -47,6 +48,8 @@ class Profile:
     token_uses: int | None = None
     expires_in: int | None = None
     token_path: str = "/token"
+    referrers: Literal["none", "listed", "quiet"] = "none"
+    page: int = 1000
 
 
 DISTRIBUTION_2_8 = Profile(name="distribution-2.8", content_range="ignored", state="offset", auth="basic")
@@ -66,6 +69,7 @@ IN_MEMORY = Profile(name="in-memory", content_range="checked", patch_status=204,
 SHORT_TOKENS = replace(DISTRIBUTION_3, name="short-tokens", auth="bearer", token_uses=3, expires_in=60)
 QUAY = Profile(name="quay", content_range="checked", status="one-high", broken="nothing", auth="bearer")
 BUFFERING_EDGE = replace(GITEA_1_26, name="gitea-behind-buffering-edge", broken="nothing")
+ZOT = Profile(name="zot", content_range="checked", referrers="listed", page=2)
 
 PROFILES = (
     DISTRIBUTION_2_8,
@@ -115,6 +119,7 @@ class _Session:
 _UPLOADS = re.compile(r"/v2/(.+)/blobs/uploads/([0-9a-f]*)")
 _BLOB = re.compile(r"/v2/(.+)/blobs/(sha256:[0-9a-f]{64})")
 _MANIFEST = re.compile(r"/v2/(.+)/manifests/(.+)")
+_REFERRERS = re.compile(r"/v2/(.+)/referrers/(sha256:[0-9a-f]{64})")
 _RANGE = re.compile(r"(\d+)-(\d+)")
 
 
@@ -132,6 +137,8 @@ def kind_of(method: str, path: str) -> str:
         return {"HEAD": "head", "GET": "read"}.get(method, "?")
     if _MANIFEST.fullmatch(path):
         return {"HEAD": "manifest-head", "GET": "manifest-get", "PUT": "manifest-put"}.get(method, "?")
+    if _REFERRERS.fullmatch(path):
+        return "referrers" if method == "GET" else "?"
     return "?"
 
 
@@ -171,11 +178,17 @@ class RegistryModel:
         wrong = [str(k) for k, data in self.blobs.items() if k[1] != "sha256:" + hashlib.sha256(data).hexdigest()]
         for (repository, target), (raw, _) in self.manifests.items():
             document = json.loads(raw)
-            for entry in [document["config"], *document["layers"]]:
-                held = self.blobs.get((repository, entry["digest"]))
+            for entry, held in self._contents(repository, document):
                 if held is None or len(held) != entry["size"]:
                     wrong.append(f"{repository}:{target} points at {entry['digest']}, which is missing or wrong")
         return wrong
+
+    def _contents(self, repository: str, document: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], bytes | None]]:
+        """What a manifest or an index points at, and the bytes that are there."""
+        for entry in document.get("manifests") or ():
+            yield entry, self.manifests.get((repository, entry["digest"]), (None, ""))[0]
+        for entry in [document["config"], *document["layers"]] if "config" in document else ():
+            yield entry, self.blobs.get((repository, entry["digest"]))
 
     # Requests
 
@@ -213,6 +226,10 @@ class RegistryModel:
                 return self._upload(kind, call, match[1], match[2])
             if match := _BLOB.fullmatch(call.path):
                 return self._blob(call, match[1], match[2])
+            if self.profile.referrers != "none" and (match := _REFERRERS.fullmatch(call.path)):
+                return self._referrers(call, match[1], match[2])
+            if kind == "referrers":
+                return Result(status=404, headers={"Content-Type": "text/plain"}, body=b"404 page not found\n")
             if match := _MANIFEST.fullmatch(call.path):
                 return self._manifest(kind, call, match[1], match[2])
             self.problems.append(f"unmatched request {call.method} {call.path}")
@@ -382,17 +399,35 @@ class RegistryModel:
             if media_type not in MANIFEST_TYPES + INDEX_TYPES:
                 return _error(400, "MANIFEST_INVALID", "unknown media type")
             document = json.loads(call.body)
-            for entry in [document["config"], *document["layers"]]:
-                if (repository, entry["digest"]) not in self.blobs:
+            for entry, there in self._contents(repository, document):
+                if there is None:
                     return _error(400, "MANIFEST_BLOB_UNKNOWN", f"blob {entry['digest']} unknown")
             for name in (target, digest):
                 self.manifests[repository, name] = (call.body, media_type)
-            return Result(status=201, headers={"Docker-Content-Digest": digest})
+            headers = {"Docker-Content-Digest": digest}
+            if self.profile.referrers == "listed" and "subject" in document:
+                headers["OCI-Subject"] = document["subject"]["digest"]
+            return Result(status=201, headers=headers)
         held = self.manifests.get((repository, target))
         if held is None:
             return _error(404, "MANIFEST_UNKNOWN", "manifest unknown")
         digest = "sha256:" + hashlib.sha256(held[0]).hexdigest()
         return Result(status=200, headers={"Docker-Content-Digest": digest, "Content-Type": held[1]}, body=held[0])
+
+    def _referrers(self, call: Call, repository: str, digest: str) -> Result:
+        entries = []
+        for (owner, name), (raw, media_type) in sorted(self.manifests.items()):
+            document = json.loads(raw)
+            if owner == repository and ":" in name and document.get("subject", {}).get("digest") == digest:
+                kind = document.get("artifactType") or document.get("config", {}).get("mediaType")
+                entry = {"mediaType": media_type, "digest": name, "size": len(raw), "artifactType": kind}
+                entries.append(entry | {"annotations": document.get("annotations", {})})
+        start = int(parse_qs(call.query).get("after", ["0"])[0])
+        headers = {"Content-Type": OCI_INDEX}
+        if start + self.profile.page < len(entries):
+            headers["Link"] = f'<{call.path}?after={start + self.profile.page}>; rel="next"'
+        index = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries[start : start + self.profile.page]}
+        return Result(status=200, headers=headers, body=json.dumps(index).encode())
 
 
 def _error(status: int, code: str, message: str) -> Result:
