@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any
 
 from buildkit.engine import Engine
 from buildkit.engine import _translated as translated
 from buildkit.errors import EngineError, UsageError, one_line
+from buildkit.recipe import Start
 
 OUTPUT_LINES = 200
 """Of the container's output that are looked at and kept."""
@@ -43,24 +43,6 @@ _NO_CLIENT = 97
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartSpec:
-    """How to start, and what tells that it started.
-
-    ``command`` replaces the image's own entrypoint and command. Without ``health`` the command must end with 0 within
-    ``timeout`` seconds; with it, ``http://127.0.0.1:<port><health>`` must answer 2xx by then. ``expect`` is a regular
-    expression for the output. ``writable`` are folders that get a tmpfs.
-    """
-
-    command: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    port: int | None = None
-    health: str | None = None
-    expect: str | None = None
-    writable: tuple[str, ...] = ("/tmp",)  # noqa: S108 - a folder in the image
-    timeout: float = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StartProof:
     """What happened. ``exit_code`` is None where the program was still running (and healthy, or out of time)."""
 
@@ -84,12 +66,15 @@ class StartProof:
 def prove_start(
     engine: Engine,
     image: str,
-    spec: StartSpec,
+    spec: Start,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> StartProof:
     """Start ``image`` (a name or an id of the engine) by ``spec``, without network, and tell whether that worked.
+
+    Without ``spec.health`` the command must end with 0 within ``spec.timeout`` seconds; with it,
+    ``http://127.0.0.1:<port><health>`` must answer 2xx by then.
 
     A start that fails is a result. Raises EngineError where the engine itself refuses, UsageError for a ``spec`` that
     cannot be used.
@@ -129,7 +114,7 @@ def prove_start(
             container.remove(force=True, v=True)
 
 
-def _create(engine: Engine, image: str, spec: StartSpec) -> Any:
+def _create(engine: Engine, image: str, spec: Start) -> Any:
     options: dict[str, Any] = {
         "network_mode": "none",
         "read_only": True,
@@ -147,7 +132,7 @@ def _create(engine: Engine, image: str, spec: StartSpec) -> Any:
 
 
 def _watch(
-    container: Any, spec: StartSpec, deadline: float, clock: Callable[[], float], sleep: Callable[[float], object]
+    container: Any, spec: Start, deadline: float, clock: Callable[[], float], sleep: Callable[[float], object]
 ) -> tuple[int | None, str]:
     """Exit code, and what went wrong; an empty text where nothing did."""
     while True:
@@ -173,7 +158,7 @@ def _watch(
         sleep(_POLL)
 
 
-def _ask(container: Any, spec: StartSpec) -> int | None:
+def _ask(container: Any, spec: Start) -> int | None:
     """Exit code of a request for the health URL inside the container; None where the container has ended meanwhile."""
     try:
         with translated("asking for health inside the container"):

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 
 from buildkit.check import run_check, same_fatbins
-from buildkit.check.recipe import policy_of, start_spec_of
-from buildkit.check.start import StartProof, StartSpec, prove_start
+from buildkit.check.recipe import policy_of
+from buildkit.check.start import StartProof, prove_start
 from buildkit.cli import ReportedFailure, command, emit_json
 from buildkit.cuda.arch import Arch
 from buildkit.cuda.policy import Policy, VersionRange
@@ -21,7 +21,7 @@ from buildkit.image.source import ImageSource
 from buildkit.image.transports import Location, open_source
 from buildkit.model import Platform
 from buildkit.progress import display
-from buildkit.recipe import Recipe
+from buildkit.recipe import Recipe, Start
 from buildkit.tasks import actions, flags, resolve
 
 
@@ -132,6 +132,6 @@ def _prove(what: str | Path, recipe: Recipe | None, host: str | None) -> StartPr
     place = Location.parse(str(what))
     if place.kind != "docker-daemon" or place.name is None:
         raise UsageError(f"--run starts images of the engine, {what} is none", hint="docker load it first")
-    spec = start_spec_of(recipe) if recipe is not None else StartSpec()
+    spec = recipe.start if recipe is not None else Start()
     with Engine.connect(host) as engine:
         return prove_start(engine, place.name, spec)

@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 
 from buildkit.check import run_check, same_fatbins
-from buildkit.check.start import StartSpec, prove_start
+from buildkit.check.start import prove_start
 from buildkit.cuda.arch import Arch
 from buildkit.cuda.policy import Policy
 from buildkit.engine import Engine
 from buildkit.errors import NotFoundError, UsageError
 from buildkit.image.transports import open_source
+from buildkit.recipe import Start
 
 GOLDEN = Path(__file__).parent.parent.parent / "golden" / "cuda"
 NAME = "buildkit-check-test:start"
@@ -114,14 +115,14 @@ def test_the_library_is_in_the_program_byte_for_byte(engine: Engine, image: str)
 
 
 def test_a_server_becomes_healthy_without_a_network(engine: Engine, image: str) -> None:
-    spec = StartSpec(command=("/srv/server", "8000"), port=8000, health="/health", expect="listening", timeout=30)
+    spec = Start(command=("/srv/server", "8000"), port=8000, health="/health", expect="listening", timeout=30)
     proof = prove_start(engine, image, spec)
     assert (proof.ok, proof.exit_code) == (True, None)
     assert "healthy at /health" in proof.message
 
 
 def test_an_unhealthy_server_is_a_result(engine: Engine, image: str) -> None:
-    spec = StartSpec(command=("/srv/server", "8000"), port=8000, health="/other", timeout=2)
+    spec = Start(command=("/srv/server", "8000"), port=8000, health="/other", timeout=2)
     proof = prove_start(engine, image, spec)
     assert not proof.ok
     assert "not healthy within 2 s" in proof.message
@@ -130,21 +131,21 @@ def test_an_unhealthy_server_is_a_result(engine: Engine, image: str) -> None:
 @pytest.mark.parametrize(
     ("script", "spec", "ok", "words"),
     [
-        ("exit 0", StartSpec(), True, "ended with 0"),
-        ("echo version 1.2", StartSpec(expect=r"version \d"), True, "ended with 0"),
-        ("echo other", StartSpec(expect="version"), False, "does not match"),
-        ("echo boom; exit 3", StartSpec(), False, "ended with 3: boom"),
-        ("echo $GREETING", StartSpec(environment={"GREETING": "hello"}, expect="hello"), True, "ended with 0"),
-        ("touch /srv/x", StartSpec(), False, "ended with 1"),
-        ("touch /tmp/x", StartSpec(), True, "ended with 0"),
-        ("touch /cache/x", StartSpec(writable=("/tmp", "/cache")), True, "ended with 0"),
-        ("exec 3<>/dev/tcp/192.0.2.1/80", StartSpec(), False, "ended with 1"),
-        ("sleep 60", StartSpec(timeout=1), False, "did not end within 1 s"),
-        ("exit 5", StartSpec(port=1, health="/x"), False, "ended with 5 before it was healthy"),
+        ("exit 0", Start(), True, "ended with 0"),
+        ("echo version 1.2", Start(expect=r"version \d"), True, "ended with 0"),
+        ("echo other", Start(expect="version"), False, "does not match"),
+        ("echo boom; exit 3", Start(), False, "ended with 3: boom"),
+        ("echo $GREETING", Start(environment={"GREETING": "hello"}, expect="hello"), True, "ended with 0"),
+        ("touch /srv/x", Start(), False, "ended with 1"),
+        ("touch /tmp/x", Start(), True, "ended with 0"),
+        ("touch /cache/x", Start(writable=("/tmp", "/cache")), True, "ended with 0"),
+        ("exec 3<>/dev/tcp/192.0.2.1/80", Start(), False, "ended with 1"),
+        ("sleep 60", Start(timeout=1), False, "did not end within 1 s"),
+        ("exit 5", Start(port=1, health="/x"), False, "ended with 5 before it was healthy"),
     ],
 )
 def test_commands_are_judged_by_their_end_and_output(
-    engine: Engine, image: str, script: str, spec: StartSpec, ok: bool, words: str
+    engine: Engine, image: str, script: str, spec: Start, ok: bool, words: str
 ) -> None:
 
     proof = prove_start(engine, image, replace(spec, command=("bash", "-c", script)))
@@ -153,25 +154,25 @@ def test_commands_are_judged_by_their_end_and_output(
 
 
 def test_a_program_that_is_not_there_is_a_result(engine: Engine, image: str) -> None:
-    proof = prove_start(engine, image, StartSpec(command=("/no/such/program",)))
+    proof = prove_start(engine, image, Start(command=("/no/such/program",)))
     assert not proof.ok
     assert "/no/such/program" in proof.message
     assert containers(engine) == []
 
 
 def test_the_image_starts_by_its_own_command(engine: Engine, image: str) -> None:
-    proof = prove_start(engine, image, StartSpec(timeout=20))
+    proof = prove_start(engine, image, Start(timeout=20))
     assert not proof.ok
     assert "not found" in proof.output
 
 
 def test_what_cannot_be_started_is_an_error(engine: Engine, image: str) -> None:
     with pytest.raises(NotFoundError):
-        prove_start(engine, "buildkit-check-test:none", StartSpec(command=("sh",)))
+        prove_start(engine, "buildkit-check-test:none", Start(command=("sh",)))
     with pytest.raises(UsageError, match=r"needs start\.port"):
-        prove_start(engine, image, StartSpec(health="/x"))
+        prove_start(engine, image, Start(health="/x"))
     with pytest.raises(UsageError, match="regular expression"):
-        prove_start(engine, image, StartSpec(expect="("))
+        prove_start(engine, image, Start(expect="("))
 
 
 def test_a_check_with_a_start_reports_both(engine: Engine, image: str) -> None:
@@ -179,7 +180,7 @@ def test_a_check_with_a_start_reports_both(engine: Engine, image: str) -> None:
         image,
         Policy(),
         open_image=lambda text: open_source(text, engine_host=engine.host),
-        prove=lambda: prove_start(engine, image, StartSpec(command=("sh", "-c", "exit 1"))),
+        prove=lambda: prove_start(engine, image, Start(command=("sh", "-c", "exit 1"))),
     )
     assert {f.rule for f in report.violations} == {"offline start", "start"}
     assert report.proof is not None

@@ -1,11 +1,10 @@
-"""The recipes of this repository give policies and start specifications."""
+"""The recipes of this repository give policies."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from buildkit.check.recipe import policy_of, start_spec_of
-from buildkit.check.start import StartSpec
+from buildkit.check.recipe import policy_of
 from buildkit.cuda.arch import Arch
 from buildkit.cuda.policy import PathException
 from buildkit.recipe import Cuda, Recipe, Start
@@ -35,11 +34,9 @@ def test_every_demand_of_a_recipe_arrives() -> None:
     assert (12, 9) in policy.runtime
     assert policy.exceptions == (PathException(path="/opt/*", reason="a"),)
     assert policy.start_exceptions == (PathException(path="/e.sh", reason="b"),)
-    assert start_spec_of(recipe) == StartSpec(command=("server",), port=80, health="/h", expect="e")
 
 
 def test_a_recipe_without_demands_demands_nothing() -> None:
     recipe = Recipe(name="x", folder=Path("x"), image="x", tags=("1",))
     assert policy_of(recipe).require == ()
     assert policy_of(recipe).runtime is None
-    assert start_spec_of(recipe) == StartSpec()
