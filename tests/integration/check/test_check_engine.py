@@ -5,15 +5,13 @@ The image is made of this machine's own shell, perl and their libraries, and of 
 
 from __future__ import annotations
 
-import io
-import re
 import subprocess
-import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.rootfs import root_tar
 
 from buildkit.check import run_check, same_fatbins
 from buildkit.check.start import prove_start
@@ -42,33 +40,19 @@ INSTALLS = b"#!/bin/sh\npip install torch\nexec /srv/server 8000\n"
 
 
 def root_file_system() -> bytes:
-    """A tar with the programs, every library that ldd names, perl's base modules, and the files to check."""
-    paths: set[Path] = set()
-    for program in PROGRAMS:
-        found = next(p for p in (Path("/bin") / program, Path("/usr/bin") / program) if p.exists())
-        paths.add(found)
-        listed = subprocess.run(["ldd", str(found)], capture_output=True, text=True, check=True).stdout
-        paths.update(Path(library) for library in re.findall(r"(/[^\s:]+\.so[^\s:]*) \(", listed))
+    """Programs, perl's base modules, and the files to check."""
     includes = subprocess.run(
         ["perl", "-e", 'print join "\\n", @INC'], capture_output=True, text=True, check=True
     ).stdout
     base = next(Path(line) for line in includes.splitlines() if line.endswith("perl-base"))
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", dereference=True) as archive:
-        for path in sorted(paths):
-            archive.add(path, arcname=str(path).lstrip("/"))
-        archive.add(base, arcname=str(base).lstrip("/"))
-        for name, data, mode in (
-            ("srv/server", SERVER, 0o755),
-            ("srv/installs.sh", INSTALLS, 0o755),
-            ("srv/libgdn.so", (GOLDEN / "cuda11-sm70.so").read_bytes(), 0o644),
-            ("srv/app", (GOLDEN / "cuda11-partial.so").read_bytes(), 0o755),
-            ("tmp/.keep", b"", 0o644),
-        ):
-            info = tarfile.TarInfo(name)
-            info.size, info.mode = len(data), mode
-            archive.addfile(info, io.BytesIO(data))
-    return out.getvalue()
+    files = {
+        "srv/server": (SERVER, 0o755),
+        "srv/installs.sh": (INSTALLS, 0o755),
+        "srv/libgdn.so": ((GOLDEN / "cuda11-sm70.so").read_bytes(), 0o644),
+        "srv/app": ((GOLDEN / "cuda11-partial.so").read_bytes(), 0o755),
+        "tmp/.keep": (b"", 0o644),
+    }
+    return root_tar(PROGRAMS, files, folders=[base])
 
 
 @pytest.fixture(scope="module")
