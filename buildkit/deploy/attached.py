@@ -1,8 +1,6 @@
 """Evidence out of a registry: the documents attached to an image as OCI referrers.
 
-Two ways lead to them (distribution-spec 1.1, "Listing Referrers"): the registry's own list, where it has one, and the
-index under the tag ``sha256-HEX`` that clients keep where it has none (Debian's ``docker-registry`` 2.8, Gitea). The
-second is read here; the first is given by whoever has it, as a function.
+Which manifests those are, the registry's client finds out (``buildkit.registry.referrers``).
 """
 
 from __future__ import annotations
@@ -11,38 +9,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from buildkit.build.labels import CREATED
 from buildkit.check.knownbad import load_known_bad
 from buildkit.deploy.evidence import EVIDENCE_TYPE, MAX_EVIDENCE, Evidence, EvidencePolicy
 from buildkit.errors import FormatError, NotFoundError
-from buildkit.model import MAX_MANIFEST, Descriptor, Digest, Reference, load_json_object
+from buildkit.model import MAX_MANIFEST, Descriptor, Reference, load_json_object
 from buildkit.registry.client import RegistryClient
 
 Referrers = Callable[[RegistryClient, Reference], Sequence[Descriptor]]
-"""The manifests that refer to an image (by digest); the same descriptors as in the registry's list."""
+"""The manifests that refer to an image (by digest), most wanted first."""
 _MOST = 50
 """Referrers that are looked at."""
 
 
-def fallback_referrers(client: RegistryClient, image: Reference) -> Sequence[Descriptor]:
-    """What the index under the fallback tag lists; nothing where there is no such tag. Raises RegistryError."""
-    assert image.digest is not None
-    tag = subject_tag(image.digest)
-    try:
-        index = client.get_manifest(image.with_tag(tag))
-    except NotFoundError:
-        return ()
-    document = load_json_object(index.raw, where=f"{image.name}:{tag}", limit=MAX_MANIFEST * 4)
-    entries = document.get("manifests")
-    if not isinstance(entries, list):
-        raise FormatError("is not an index of referrers", where=f"{image.name}:{tag}")
-    return tuple(Descriptor.parse(e, where=f"{image.name}:{tag}: manifests.{i}") for i, e in enumerate(entries))
+def registry_referrers(client: RegistryClient, image: Reference) -> Sequence[Descriptor]:
+    """Those that may hold evidence, the newest first. Raises RegistryError."""
+    # Of an index that other clients keep, not every entry says what it is.
+    found = (d for d in client.referrers(image) if d.artifact_type in (None, EVIDENCE_TYPE))
+    return sorted(found, key=lambda d: d.annotations.get(CREATED, ""), reverse=True)
 
 
 class AttachedEvidence:
     """Reads evidence with clients that it is handed: ``connect`` opens one for a registry's host, and it is closed."""
 
     def __init__(
-        self, connect: Callable[[str], RegistryClient] = RegistryClient, referrers: Referrers = fallback_referrers
+        self, connect: Callable[[str], RegistryClient] = RegistryClient, referrers: Referrers = registry_referrers
     ) -> None:
         self._connect = connect
         self._referrers = referrers
@@ -97,8 +88,3 @@ def _evidence(client: RegistryClient, image: Reference, descriptor: Descriptor) 
         if found.digest == image.digest:
             out.append(found)
     return out
-
-
-def subject_tag(digest: Digest) -> str:
-    """The tag under which referrers are kept where a registry has no list of them."""
-    return f"{digest.algorithm}-{digest.hex}"
