@@ -11,6 +11,7 @@ import buildkit.tasks.login as login
 import buildkit.tasks.smoke as smoke
 import buildkit.tasks.split as split
 import buildkit.tasks.stack as stack
+import buildkit.tasks.workflows as workflows
 
 __all__ = ["namespace"]
 
@@ -31,6 +32,7 @@ for _task in (
 for _name, _tasks in (
     ("stack", (stack.up, stack.down, stack.status)),
     ("deploy", (deploy.check, deploy.plan, deploy.pin)),
+    ("workflows", (workflows.install, workflows.check, workflows.new, workflows.settings, workflows.summary)),
 ):
     _collection = Collection(_name)
     for _task in _tasks:

@@ -1,4 +1,5 @@
-"""What an Actions job (GitHub's or Gitea's) takes from its steps: outputs, and Markdown for its summary page."""
+"""What an Actions job (GitHub's or Gitea's) takes from its steps: outputs, variables, and Markdown for
+its summary page."""
 
 from __future__ import annotations
 
@@ -19,6 +20,11 @@ def write_outputs(outputs: Mapping[str, str], *, done: str = "") -> None:
     ``done`` is what has happened all the same when this fails. Raises StorageError.
     """
     _append("GITHUB_OUTPUT", "".join(f"{name}={one_line(value)}\n" for name, value in outputs.items()), done)
+
+
+def write_environment(variables: Mapping[str, str]) -> None:
+    """``NAME=value`` for the steps of this job that follow. Raises StorageError."""
+    _append("GITHUB_ENV", "".join(f"{name}={one_line(value)}\n" for name, value in variables.items()))
 
 
 def _append(variable: str, text: str, done: str = "") -> None:

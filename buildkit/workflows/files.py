@@ -1,0 +1,236 @@
+"""Where workflows lie: one source in ``workflows/``, copies where the forges look, and the script that jobs call."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from buildkit.errors import StorageError, UsageError
+from buildkit.workflows import tree
+from buildkit.workflows.rules import Finding, lint
+from buildkit.workflows.template import Wish, packaged, render
+from buildkit.workflows.triggers import matches
+
+SOURCE = "workflows"
+SETUP = Path("scripts") / "ci-setup"
+FORGES: Mapping[str, Path] = {"gitea": Path(".gitea") / "workflows", "github": Path(".github") / "workflows"}
+"""Gitea reads the second folder only where the first is not there, so both together start nothing twice."""
+MARK = b"# The one source is workflows/"
+State = Literal["written", "unchanged"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A file, relative to the repository, and whether it had to be written."""
+
+    path: Path
+    state: State
+
+    def to_json(self) -> dict[str, str]:
+        return {"path": str(self.path), "state": self.state}
+
+
+def repository(start: Path | None = None) -> Path:
+    """The repository's folder: the first with ``.git`` from here upwards, else this one."""
+    here = (start or Path.cwd()).absolute()
+    return next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
+
+
+def forges(text: str) -> tuple[str, ...]:
+    """``gitea``, ``github`` or ``both``. Raises UsageError."""
+    if text == "both":
+        return tuple(FORGES)
+    if text not in FORGES:
+        raise UsageError(f"--for {text!r} is not known", hint="gitea, github or both")
+    return (text,)
+
+
+def sources(root: Path) -> tuple[Path, ...]:
+    """The workflows in ``root``, sorted. Raises UsageError where there are none."""
+    folder = root / SOURCE
+    found = tuple(sorted(path for path in folder.glob("*") if path.suffix in (".yaml", ".yml") and path.is_file()))
+    if not found:
+        raise UsageError(f"no workflow in {folder}", hint="buildkit workflows.new NAME --recipe RECIPE makes one")
+    return found
+
+
+def install(root: Path, wanted: tuple[str, ...], to: Path) -> tuple[Written, ...]:
+    """Copy every workflow of ``root`` to where the forges look, below ``to``. Others there are left alone.
+
+    Safe to run again. Raises UsageError, StorageError.
+    """
+    out = []
+    for path in sources(root):
+        data = _read(path)
+        for name in wanted:
+            out.append(_write(to, FORGES[name] / path.name, data))
+    return tuple(out)
+
+
+def create(wish: Wish) -> tuple[Written, ...]:
+    """Write the workflow that is wished for, and the script that its jobs call.
+
+    A file that is there and differs is only written anew where it is ours: a workflow that was made by hand is kept.
+    Raises UsageError, StorageError.
+    """
+    text = render(wish).encode()
+    path = wish.root / SOURCE / f"{wish.name}.yaml"
+    if path.exists() and MARK not in _read(path):
+        raise UsageError(f"{path} is there, and was not made by this command", hint="choose another name, or remove it")
+    return (
+        _write(wish.root, Path(SOURCE) / path.name, text),
+        _write(wish.root, SETUP, packaged("ci-setup"), mode=0o755),
+    )
+
+
+def check(root: Path, wanted: tuple[str, ...] | None) -> tuple[Finding, ...]:
+    """All that is wrong: broken rules, copies that differ or are missing, copies without a source, scripts that are
+    missing. ``wanted`` None means the forges that something is installed for, of which there must be one.
+
+    Raises UsageError, StorageError.
+    """
+    found: list[Finding] = []
+    chosen = wanted or tuple(name for name, folder in FORGES.items() if (root / folder).is_dir())
+    tracked = _tracked(root)
+    names = set()
+    for path in sources(root):
+        shown = f"{SOURCE}/{path.name}"
+        names.add(path.name)
+        data = _read(path)
+        found += lint(data, shown)
+        found += _dead_filters(data, shown, tracked)
+        if b"scripts/ci-setup" in data:
+            found += _setup_script(root, data, shown)
+        for name in chosen:
+            found += _copy(root, FORGES[name] / path.name, data, shown)
+        if not chosen:
+            found.append(
+                Finding(
+                    path=shown, line=1, rule="copy", message="is installed for no forge", remedy="workflows.install"
+                )
+            )
+    for folder in FORGES.values():
+        for path in sorted((root / folder).glob("*.y*ml")):
+            if path.name not in names and MARK in _read(path):
+                found.append(
+                    Finding(
+                        path=str(folder / path.name),
+                        line=1,
+                        rule="copy",
+                        message=f"its source {SOURCE}/{path.name} is gone",
+                        remedy="remove it",
+                    )
+                )
+    return tuple(found)
+
+
+def _copy(root: Path, copy: Path, data: bytes, source: str) -> list[Finding]:
+    path = root / copy
+    if not path.is_file():
+        return [Finding(path=str(copy), line=1, rule="copy", message="is not there", remedy="workflows.install")]
+    held = _read(path)
+    if held == data:
+        return []
+    ours, theirs = data.splitlines(), held.splitlines()
+    same = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    return [
+        Finding(
+            path=str(copy),
+            line=same + 1,
+            rule="copy",
+            message=f"differs from {source}",
+            remedy="change the source, then workflows.install",
+        )
+    ]
+
+
+def _setup_script(root: Path, data: bytes, shown: str) -> list[Finding]:
+    path = root / SETUP
+    line = next(n for n, row in enumerate(data.splitlines(), 1) if b"scripts/ci-setup" in row)
+    if not path.is_file():
+        what = f"calls {SETUP}, which is not there"
+        return [Finding(path=shown, line=line, rule="setup", message=what, remedy="workflows.new writes it")]
+    if _read(path) != packaged("ci-setup"):
+        what = "is not this version's"
+        return [Finding(path=str(SETUP), line=1, rule="setup", message=what, remedy="workflows.new writes it anew")]
+    return []
+
+
+def _dead_filters(data: bytes, shown: str, tracked: tuple[str, ...] | None) -> list[Finding]:
+    """Path filters that no file of the repository meets: a folder was renamed, and the workflow never runs again."""
+    if tracked is None:
+        return []
+    try:
+        top = tree.parse(data)
+    except tree.BrokenWorkflow:
+        return []  # which the rules have told
+    return [
+        Finding(
+            path=shown,
+            line=pattern.line,
+            rule="dead-filter",
+            message=f"no file here is called {pattern.value}",
+            remedy="correct the path, or commit the files",
+        )
+        for event in ("push", "pull_request")
+        for pattern in tree.texts(tree.get(top, "on", event, "paths"))
+        if not any(matches(pattern.value.removeprefix("!"), name) for name in tracked)
+    ]
+
+
+def _tracked(root: Path) -> tuple[str, ...] | None:
+    """The files that git knows or would add; None where there is no git or no repository."""
+    try:
+        done = subprocess.run(
+            [
+                "git",
+                "-c",
+                "safe.directory=*",
+                "-C",
+                root,
+                "ls-files",
+                "-z",
+                "--cached",
+                "--others",
+                "--exclude-standard",
+            ],
+            capture_output=True,
+            check=True,
+            timeout=60,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return tuple(os.fsdecode(name) for name in done.stdout.split(b"\0") if name)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _write(root: Path, name: Path, data: bytes, *, mode: int = 0o644) -> Written:
+    """In one step, so that a copy is never half of one."""
+    path = root / name
+    try:
+        if path.is_file() and path.read_bytes() == data and os.access(path, os.X_OK) == bool(mode & 0o100):
+            return Written(path=name, state="unchanged")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with open(handle, "wb") as file:
+                file.write(data)
+            os.chmod(temporary, mode)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+    return Written(path=name, state="written")
