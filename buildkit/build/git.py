@@ -80,11 +80,26 @@ def _ci_url(environ: Mapping[str, str]) -> str | None:
     return public_url(f"{server.rstrip('/')}/{repository}") if server and repository else None
 
 
+def is_ancestor(older: str, newer: str, folder: Path) -> bool | None:
+    """Whether commit ``older`` is an ancestor of ``newer`` (or the same); None where the repository around ``folder``
+    does not know both. A shallow clone may say False of an ancestor, as it lacks commits between: only True is sure.
+    """
+    if not _COMMIT.fullmatch(older) or not _COMMIT.fullmatch(newer):
+        return None
+    done = _run(folder, "merge-base", "--is-ancestor", older, newer)
+    return {0: True, 1: False}.get(done.returncode) if done is not None else None
+
+
 def _git(folder: Path, *arguments: str) -> str | None:
+    done = _run(folder, *arguments)
+    return done.stdout.decode("utf-8", "replace") if done is not None and done.returncode == 0 else None
+
+
+def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes] | None:
     # safe.directory: CI often checks out as another user. fsmonitor: a configured program would be run.
     settings = ("-c", "safe.directory=*", "-c", "core.fsmonitor=false")
     try:
-        answer = subprocess.run(
+        return subprocess.run(
             ["git", *settings, "-C", str(folder), *arguments],
             check=False,
             capture_output=True,
@@ -94,4 +109,3 @@ def _git(folder: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return answer.stdout.decode("utf-8", "replace") if answer.returncode == 0 else None

@@ -339,6 +339,11 @@ class RegistryClient:
         )
         return self._run(machine.run())
 
+    def pause(self, seconds: float) -> None:
+        """Let time pass, on this client's clock. Raises CancelledError where the user stops meanwhile."""
+        self._clock.sleep(seconds, self._cancel)
+        self._cancel.check()
+
     def delete_manifest(self, reference: Reference) -> bool:
         """False where it was not there."""
         return self._run(manifests.delete(self.origin, reference, self._patient()))

@@ -1,29 +1,33 @@
-"""Runs several protocol machines against one registry, their requests in any order: a model of clients at once."""
+"""Runs several machines against one world, their steps in any order: a model of clients at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from faults.model import Call, RegistryModel
 
-from buildkit.registry.steps import Answer, Headers, Pause, Request, Steps
+from buildkit.registry.steps import Answer, Headers, Pause, Request
+
+Kind = Literal["read", "write", "wait"]
 
 
 @dataclass(slots=True, kw_only=True)
 class _Runner:
-    machine: Steps[Any]
+    machine: Generator[Any, Any, Any]
     step: Any = None
-    reply: Any = None
     waits_for: set[int] = field(default_factory=set)
     ended: bool = False
     result: Any = None
 
 
 def interleave(
-    machines: Sequence[Steps[Any]], model: RegistryModel, choose: Callable[[Sequence[int]], int]
+    machines: Sequence[Generator[Any, Any, Any]],
+    carry_out: Callable[[int, Any], Any],
+    kind_of: Callable[[Any], Kind],
+    choose: Callable[[Sequence[int]], int],
 ) -> list[Any]:
     """The machines' results. ``choose`` picks whose next step is carried out, of those that are ready.
 
@@ -40,32 +44,39 @@ def interleave(
             return [r.result for r in runners]
         number = choose(ready)
         runner = runners[number]
-        if isinstance(runner.step, Request):
-            runner.reply = _carry_out(runner.step, model)
-            if runner.step.method == "PUT":
-                _written(runners, number)
-        elif isinstance(runner.step, Pause):
-            runner.reply = None
+        kind = kind_of(runner.step)
+        reply = None if kind == "wait" else carry_out(number, runner.step)
         try:
-            runner.step = runner.machine.send(runner.reply)
+            runner.step = runner.machine.send(reply)
         except StopIteration as stop:
             runner.ended, runner.result = True, stop.value
-        if runner.ended or isinstance(runner.step, Pause):
-            _written(runners, number)
-        if not runner.ended and isinstance(runner.step, Pause):
-            busy = {n for n, r in enumerate(runners) if n != number and not r.ended and not isinstance(r.step, Pause)}
-            runner.waits_for = busy
+        pauses = not runner.ended and kind_of(runner.step) == "wait"
+        if kind == "write" or runner.ended or pauses:
+            for other in runners:
+                other.waits_for.discard(number)
+        if pauses:
+            busy = (n for n, r in enumerate(runners) if n != number and not r.ended and kind_of(r.step) != "wait")
+            runner.waits_for = set(busy)
 
 
-def _written(runners: Sequence[_Runner], number: int) -> None:
-    for runner in runners:
-        runner.waits_for.discard(number)
+def request_kind(step: Any) -> Kind:
+    """For machines of the registry's protocol."""
+    if isinstance(step, Pause):
+        return "wait"
+    return "write" if isinstance(step, Request) and step.method == "PUT" else "read"
 
 
-def _carry_out(request: Request, model: RegistryModel) -> Answer:
-    parts = urlsplit(request.url)
-    body = request.body if isinstance(request.body, bytes) else b""
-    headers = {name.lower(): value for name, value in request.headers.items()}
-    result = model.handle(Call(method=request.method, path=parts.path, query=parts.query, headers=headers, body=body))
-    headers_back = Headers(result.headers)
-    return Answer(status=result.status, headers=headers_back, body=result.body, sent=len(body), seconds=0.0, at=0.0)
+def against(model: RegistryModel) -> Callable[[int, Any], Answer | None]:
+    """Carries out the steps of such machines on a registry without sockets."""
+
+    def carry_out(_: int, step: Any) -> Answer | None:
+        if not isinstance(step, Request):
+            return None
+        parts = urlsplit(step.url)
+        body = step.body if isinstance(step.body, bytes) else b""
+        headers = {name.lower(): value for name, value in step.headers.items()}
+        result = model.handle(Call(method=step.method, path=parts.path, query=parts.query, headers=headers, body=body))
+        fields = Headers(result.headers)
+        return Answer(status=result.status, headers=fields, body=result.body, sent=len(body), seconds=0.0, at=0.0)
+
+    return carry_out

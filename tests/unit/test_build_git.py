@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from buildkit.build.git import GitFacts, facts, public_url
+from buildkit.build.git import GitFacts, facts, is_ancestor, public_url
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -98,3 +98,29 @@ def test_an_empty_repository_has_no_facts(tmp_path: Path) -> None:
 )
 def test_a_label_shows_no_credentials_and_no_path_of_this_machine(origin: str, expected: str | None) -> None:
     assert public_url(origin) == expected
+
+
+def test_ancestry_is_told_where_both_commits_are_known(repository: Path, tmp_path: Path) -> None:
+    first = git(repository, "rev-parse", "HEAD")
+    git(repository, "commit", "-q", "--allow-empty", "-m", "second")
+    second = git(repository, "rev-parse", "HEAD")
+    git(repository, "checkout", "-q", "-b", "side", first)
+    git(repository, "commit", "-q", "--allow-empty", "-m", "aside")
+    aside = git(repository, "rev-parse", "HEAD")
+    below = repository / "images" / "probe"
+    assert is_ancestor(first, second, below) is True
+    assert is_ancestor(first, first, below) is True
+    assert is_ancestor(second, first, below) is False
+    assert is_ancestor(second, aside, below) is is_ancestor(aside, second, below) is False
+    assert is_ancestor("a" * 40, second, below) is None
+    assert is_ancestor(first, second, tmp_path) is None
+    shallow = tmp_path / "shallow"
+    git(tmp_path, "clone", "-q", "--depth", "1", "--branch", "side", repository.as_uri(), str(shallow))
+    assert is_ancestor(first, aside, shallow) is None
+
+
+@pytest.mark.parametrize("text", ["", "HEAD", "--help", "main", "a" * 39, "A" * 40, "a" * 40 + "\n", "--output=x"])
+def test_what_is_no_commit_never_reaches_git(repository: Path, text: str) -> None:
+    commit = git(repository, "rev-parse", "HEAD")
+    assert is_ancestor(text, commit, repository) is None
+    assert is_ancestor(commit, text, repository) is None
