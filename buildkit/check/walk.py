@@ -29,6 +29,7 @@ from buildkit.cuda.readat import FileReader
 from buildkit.cuda.scan import interesting
 from buildkit.errors import FormatError, UsageError
 from buildkit.image import tarspan
+from buildkit.image.overlay import Overlay
 from buildkit.image.source import ImageSource
 from buildkit.image.streams import tar_of
 
@@ -37,8 +38,6 @@ Progress = Callable[[int], object]
 
 STEP = 1 << 20
 """Bytes asked for at once; files larger than that are worth a thread that decompresses them."""
-_WHITEOUT = b".wh."
-_OPAQUE = b".wh..wh..opq"
 _LINKS = (tarspan.HARDLINK, tarspan.SYMLINK)
 _FILES = (tarspan.REGULAR, tarspan.CONTIGUOUS, tarspan.SPARSE)
 _LOCAL_HEADER = struct.Struct("<IHHHHHIIIHH")
@@ -142,75 +141,33 @@ def walk_wheel(path: Path, want: Want, *, progress: Progress = lambda _: None) -
     return Tree(files=files, paths=frozenset(paths), skipped_text=texts.skipped)
 
 
-class _Layers:
-    """Files of all layers so far, the topmost version of each path, and what removes what."""
+class _Layers(Overlay[File]):
+    """Files of all layers so far."""
 
     def __init__(self) -> None:
-        self.layer_of: dict[str, int] = {}
-        self.folders: dict[str, int] = {}
-        self.files: dict[str, File] = {}
-        self.whiteouts: dict[str, int] = {}
-        self.opaques: dict[str, int] = {}
+        super().__init__()
         self.problems: list[str] = []
         self.texts = _Texts()
 
-    def is_hidden(self, path: str, layer: int) -> bool:
-        """Whether what came before hides ``path`` of ``layer`` already."""
-        return self.layer_of.get(path, -1) > layer
-
-    def add(self, path: str, layer: int, entry: File | None, *, folder: bool) -> None:
-        if self.is_hidden(path, layer):
-            return
-        self.layer_of[path] = layer
-        if folder:
-            self.folders[path] = layer
-        if entry is not None:
-            self.files[path] = entry
-        else:
-            self.files.pop(path, None)
-
     def tree(self) -> Tree:
-        """What is left after whiteouts and after files that took a folder's place."""
-        kept = {path for path, layer in self.layer_of.items() if not self._removed(path, layer)}
         return Tree(
-            files={path: entry for path, entry in self.files.items() if path in kept},
-            paths=frozenset(kept),
+            files=self.values(),
+            paths=self.paths(),
             skipped_text=self.texts.skipped,
             problems=tuple(self.problems),
         )
-
-    def _removed(self, path: str, layer: int) -> bool:
-        if self.whiteouts.get(path, -1) > layer:
-            return True
-        parent = posixpath.dirname(path)
-        while parent != "/":
-            if self.whiteouts.get(parent, -1) > layer or self.opaques.get(parent, -1) > layer:
-                return True
-            # A file or a link in a higher layer, where a lower one had a folder, hides all that was in it.
-            above = self.layer_of.get(parent, -1)
-            if above > layer and self.folders.get(parent) != above:
-                return True
-            parent = posixpath.dirname(parent)
-        return self.opaques.get("/", -1) > layer
 
 
 def _walk_layer(content: Readable, layer: int, want: Want, spool: Spool, found: _Layers) -> None:
     reader = tarspan.TarReader(content, where=f"layer {layer + 1}")
     for entry in reader:
         try:
-            raw = tarspan.normalise(entry.name)
+            path = found.enter(entry.name, layer)
         except ValueError as error:
             found.problems.append(f"layer {layer + 1}: {entry.name.decode('utf-8', 'replace')!r}: {error}")
             continue
-        folder, _, name = raw.rpartition(b"/")
-        if name == _OPAQUE:
-            found.opaques["/" + _text(folder)] = max(layer, found.opaques.get("/" + _text(folder), -1))
+        if path is None:
             continue
-        if name.startswith(_WHITEOUT):
-            gone = posixpath.join("/", _text(folder), _text(name[len(_WHITEOUT) :]))
-            found.whiteouts[gone] = max(layer, found.whiteouts.get(gone, -1))
-            continue
-        path = "/" + _text(raw)
         item: File | None = None
         if entry.kind in _LINKS:
             link = _text(entry.link)
