@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from buildkit.errors import (
 from buildkit.model import Descriptor, Digest, Reference, load_json_object
 from buildkit.registry import manifests, referrers
 from buildkit.registry.answers import describe, error_for
-from buildkit.registry.auth import Authenticator, TokenUnavailable
+from buildkit.registry.auth import Authenticator, TokenUnavailable, parse_challenges
 from buildkit.registry.clock import CancelToken, Clock, SystemClock
 from buildkit.registry.contact import GREETING_TIMEOUT, Contacts
 from buildkit.registry.credentials import Credentials, DefaultCredentials
@@ -45,7 +46,7 @@ from buildkit.registry.events import (
     WaitingForPeer,
 )
 from buildkit.registry.journal import Journal, JournalEntry
-from buildkit.registry.limits import LimitStore
+from buildkit.registry.limits import LearnedLimit, LimitStore
 from buildkit.registry.location import Origin, resolve
 from buildkit.registry.manifests import FetchedManifest, Patient
 from buildkit.registry.options import RegistryOptions
@@ -178,7 +179,7 @@ class RegistryClient:
             raise error_for(request, answer)
         if "html" in answer.headers.get("content-type", "").lower():
             raise ProtocolError(f"{describe(request, answer)}: not a registry", hint="check the address")
-        kind, version = self._identify(answer)
+        kind, version = self.identify(answer)
         realm = self._auth.realm
         return RegistryInfo(
             origin=str(self.origin),
@@ -188,8 +189,12 @@ class RegistryClient:
             authenticated=self._auth.tried,
         )
 
-    def _identify(self, answer: Answer) -> tuple[str, str | None]:
+    def identify(self, answer: Answer) -> tuple[str, str | None]:
+        """The registry's kind and version, as far as the answer to its greeting (and a Gitea itself) tells them."""
         realm = self._auth.realm or ""
+        if not realm:
+            challenges = parse_challenges(answer.headers.get("www-authenticate", ""))
+            realm = next((c.parameters.get("realm", "") for c in challenges if c.scheme == "bearer"), "")
         if urlsplit(realm).path == "/v2/token":
             # Gitea and Forgejo: an open endpoint tells the version, on which the Range variants depend.
             for path, kind in (("/api/forgejo/v1/version", "Forgejo"), ("/api/v1/version", "Gitea")):
@@ -367,6 +372,49 @@ class RegistryClient:
             with self._discreet():
                 url, _ = resolve(location, request_url=request.url, origin=self.origin)
             self._send(Request(doing="cancelling the upload", method="DELETE", url=url, scopes=scopes), None)
+
+    def ask(self, request: Request, blob: Blob | None = None) -> Answer | Failure:
+        """One exchange as it comes: authenticated where the request wants it, neither repeated nor followed, and
+        whatever the answer is, it is no error here. ``blob`` is what a ``Window`` in the request is of.
+
+        Raises AuthError and ProtocolError where the token service refuses, BuildkitError out of ``blob``.
+        """
+        with self._discreet():
+            return self._send(request, blob)
+
+    @contextlib.contextmanager
+    def within(self, seconds: float) -> Iterator[Callable[[], bool]]:
+        """What is asked in this block ends after ``seconds``, even if a server drips its answer byte by byte: its
+        connections are cut then, and their requests fail. Gives a function that tells whether it came to that.
+
+        For a client that one thread uses at a time: other threads' requests would be cut, too.
+        """
+        done, late = threading.Event(), threading.Event()
+
+        def watch() -> None:
+            wait = seconds
+            while not done.wait(wait):
+                late.set()
+                self._transport.cut()  # again and again: a request may be repeated over a new connection
+                wait = _POLL
+
+        thread = threading.Thread(target=watch, name="deadline", daemon=True)
+        thread.start()
+        try:
+            yield late.is_set
+        finally:
+            done.set()
+            thread.join()
+
+    def learn_limit(self, *, accepted: int, refused: int | None) -> None:
+        """Remember what a measurement of the way found, as a push would: ``accepted`` bytes went through, ``refused``
+        did not. None means that nothing was refused, which lifts a smaller limit that was remembered."""
+        self._learn(LimitLearned(accepted=accepted, refused=refused), None)
+
+    @property
+    def learned_limit(self) -> LearnedLimit | None:
+        """What earlier pushes or measurements found out about this host."""
+        return self._limits.get(self.registry)
 
     def read_blob(self, repository: str, descriptor: Descriptor, *, start: int = 0) -> Iterator[bytes]:
         """The blob's bytes from ``start``, in pieces; a dropped connection goes on where it broke.

@@ -92,7 +92,8 @@ class Answer:
     """What a server answered. ``body`` is decoded and cut to what an error message needs, or whole for manifests.
 
     ``sent`` is how much of the request's body went out, ``seconds`` how long the exchange took, ``at`` its Unix time.
-    ``secrets`` are what no text about the answer may show: ours, which a server may repeat.
+    ``secrets`` are what no text about the answer may show: ours, which a server may repeat. ``version`` is HTTP's, as
+    10 or 11; 0 where nobody has noted it.
     """
 
     status: int
@@ -102,12 +103,14 @@ class Answer:
     seconds: float
     at: float
     secrets: tuple[str, ...] = field(default=(), repr=False)
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
     """No answer. ``final`` where trying again cannot help (a certificate that is not trusted, a name that is none).
-    ``asked`` are seconds to wait, where somebody said so."""
+    ``asked`` are seconds to wait, where somebody said so. ``verify`` is OpenSSL's number for why a certificate is not
+    trusted (X509_V_ERR_*, x509_vfy.h)."""
 
     kind: Literal["connect", "tls", "dropped", "timeout", "garbage"]
     detail: str
@@ -115,6 +118,7 @@ class Failure:
     seconds: float = 0.0
     final: bool = False
     asked: float | None = None
+    verify: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,10 @@ import socket
 import ssl
 import threading
 import urllib.request
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 import urllib3
@@ -160,7 +161,8 @@ class Transport:
     def __init__(self, options: RegistryOptions, clock: Clock) -> None:
         self._options = options
         self._clock = clock
-        self._live: set[Any] = set()
+        # Not the connections: one that is to close after its answer forgets its socket, which the answer still reads.
+        self._live: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._aborted = False
         self._managers: dict[tuple[str, str | None, bool], urllib3.PoolManager] = {}
@@ -184,15 +186,9 @@ class Transport:
             with self._open(method, url, headers, body, answer_timeout) as (response, sent):
                 data = _read_capped(response, limit)
                 fields = _header_fields(response)
-                status = response.status
+                status, version = response.status, response.version
         except _Failed as failed:
-            return Failure(
-                kind=failed.failure.kind,
-                detail=failed.failure.detail,
-                final=failed.failure.final,
-                sent=failed.sent,
-                seconds=self._clock.monotonic() - started,
-            )
+            return replace(failed.failure, sent=failed.sent, seconds=self._clock.monotonic() - started)
         return Answer(
             status=status,
             headers=fields,
@@ -200,6 +196,7 @@ class Transport:
             sent=sent(),
             seconds=self._clock.monotonic() - started,
             at=self._clock.now(),
+            version=version,
         )
 
     @contextlib.contextmanager
@@ -291,14 +288,16 @@ class Transport:
     def abort(self) -> None:
         """End every connection at once; requests in flight fail. For a user who wants to stop."""
         self._aborted = True
+        self.cut()
+
+    def cut(self) -> None:
+        """End the connections that are there now; requests in flight fail, later ones connect anew."""
         with self._lock:
             live = list(self._live)
-        for connection in live:
-            sock = getattr(connection, "sock", None)
-            if sock is not None:
-                with contextlib.suppress(OSError):
-                    # The plain socket's shutdown: TLS's own would try to say good-bye and could block.
-                    socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        for sock in live:
+            with contextlib.suppress(OSError):
+                # The plain socket's shutdown: TLS's own would try to say good-bye and could block.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
         with self._lock:
@@ -322,15 +321,16 @@ class Transport:
         live, lock = self._live, self._lock
 
         class Tracked(_StreamingMixin):
-            def connect(self) -> None:
+            def _new_conn(self) -> socket.socket:
+                sock: socket.socket = super()._new_conn()  # type: ignore[misc]
                 with lock:
-                    live.add(self)
-                super().connect()
+                    live.add(sock)
+                return sock
 
-            def close(self) -> None:
+            def connect(self) -> None:
+                super().connect()
                 with lock:
-                    live.discard(self)
-                super().close()  # type: ignore[misc]
+                    live.add(self.sock)  # TLS has wrapped it in another
 
         class Plain(Tracked, HTTPConnection):
             pass
@@ -453,7 +453,8 @@ def _failure_of(error: BaseException) -> Failure:
     for link in chain:
         if isinstance(link, ssl.SSLCertVerificationError):
             words = one_line(link.verify_message or "certificate verify failed", 120)
-            return Failure(kind="tls", detail=f"the certificate is not trusted: {words}", final=True)
+            detail = f"the certificate is not trusted: {words}"
+            return Failure(kind="tls", detail=detail, final=True, verify=link.verify_code)
     if any(isinstance(link, NameResolutionError | socket.gaierror) for link in chain):
         return Failure(kind="connect", detail="the name cannot be resolved")
     for link in chain:
