@@ -45,7 +45,10 @@ _NO_ENGINE = "start it, or name another with --engine or DOCKER_HOST; `buildkit 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What the engine says about itself. ``data_root`` is a path on the *engine's* machine."""
+    """What the engine says about itself. ``data_root`` is a path on the *engine's* machine.
+
+    ``runtimes`` are the names of the OCI runtimes that it knows, ``devices`` the CDI devices that it has found.
+    """
 
     version: str
     api_version: str
@@ -55,6 +58,8 @@ class EngineInfo:
     """Images are in containerd's content store: an image's id is then the digest of its manifest or index."""
     data_root: Path
     engine_id: str
+    runtimes: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
 
     @property
     def release(self) -> tuple[int, int]:
@@ -166,6 +171,12 @@ class Engine:
         except (DockerException, requests.RequestException, ValueError) as error:
             raise EngineError(f"inspecting {name!r}: {_cause(error)}") from error
         return _image(document, name)
+
+    def layer_sizes(self, image: Digest | str) -> tuple[int, ...]:
+        """Bytes that each instruction of the image added, uncompressed, oldest first; 0 for those without a layer."""
+        with _translated(f"asking for the history of {image}"):
+            entries = self.client.api.history(str(image))  # type: ignore[no-untyped-call]
+        return tuple(int(entry.get("Size") or 0) for entry in reversed(entries))
 
     def save(self, image: Digest | str) -> SaveStream:
         """The image as ``docker save`` streams it. By id: no name can be moved to another image meanwhile."""
@@ -343,6 +354,10 @@ def _info(version: Mapping[str, Any], info: Mapping[str, Any], host: str) -> Eng
         containerd_store=snapshotter,
         data_root=Path(root),
         engine_id=str(info.get("ID", "")),
+        runtimes=tuple(sorted(str(name) for name in info.get("Runtimes") or {})),
+        devices=tuple(
+            str(device.get("ID")) for device in info.get("DiscoveredDevices") or () if isinstance(device, dict)
+        ),
     )
 
 

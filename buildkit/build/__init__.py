@@ -5,7 +5,7 @@ from __future__ import annotations
 from buildkit.build.clients import Chosen, Client, choose, find_clients
 from buildkit.build.git import GitFacts, facts, public_url
 from buildkit.build.plan import Backend, BaseImage, BuildOptions, BuildPlan, plan
-from buildkit.build.run import BuildResult, build, check_disk
+from buildkit.build.run import BuildResult, build, check_disk, free_disk
 
 __all__ = [
     "Backend",
@@ -21,6 +21,7 @@ __all__ = [
     "choose",
     "facts",
     "find_clients",
+    "free_disk",
     "plan",
     "public_url",
 ]

@@ -142,18 +142,25 @@ def check_disk(recipe: Recipe, engine: Engine | None, options: BuildOptions, say
     need = recipe.build.min_disk
     if need is None or engine is None or options.ignore_disk:
         return
-    root = engine.info.data_root
-    if not engine.local:
+    root, free = engine.info.data_root, free_disk(engine)
+    if free is None:
         say(f"disk: the engine is not on this machine, so its {format_size(need)} of free space are not checked")
         return
-    place = next(folder for folder in (root, *root.parents) if folder.exists())
-    free = shutil.disk_usage(place).free
     if free < need:
         raise StorageError(
             f"{root} has {format_size(free)} free, and building {recipe.name} needs {format_size(need)}",
             hint="`docker system prune` frees space; --ignore-disk builds all the same",
         )
     say(f"disk: {format_size(free)} free at {root}")
+
+
+def free_disk(engine: Engine) -> int | None:
+    """Bytes free at the engine's data root; None where that is on another machine."""
+    if not engine.local:
+        return None
+    root = engine.info.data_root
+    place = next(folder for folder in (root, *root.parents) if folder.exists())
+    return shutil.disk_usage(place).free
 
 
 def _build_with_client(
