@@ -112,6 +112,29 @@ NOTES: Mapping[str, Note] = {
         missing="a program is not installed and `--install` was not given, or that needs root",
     ),
     "stack.down": Note(example="invoke stack.down --purge", failed="a part does not end"),
+    "workflows.install": Note(
+        example="invoke workflows.install --for gitea",
+        failed="a file cannot be written",
+    ),
+    "workflows.check": Note(
+        example="invoke workflows.check --json",
+        failed="there are findings",
+    ),
+    "workflows.new": Note(
+        example="buildkit workflows.new hello --recipe hello --branch main",
+        failed="a file cannot be written",
+        needs=("name",),
+    ),
+    "workflows.settings": Note(
+        example="RECIPE=hello GITHUB_REF=refs/heads/main buildkit workflows.settings",
+        failed="the settings cannot be handed on",
+    ),
+    "workflows.summary": Note(
+        example="buildkit workflows.summary git.example.org/team/hello@sha256:DIGEST",
+        failed="the page cannot be written",
+        missing="a credential helper is not installed",
+        needs=("image",),
+    ),
     "stack.status": Note(example="invoke stack.status --json", failed="a part does not answer, or there is no stack"),
 }
 

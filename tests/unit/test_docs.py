@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 from collections.abc import Iterator
@@ -9,12 +10,15 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import dropwhile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from invoke.exceptions import ParseError
 from invoke.parser.parser import Parser
 
 from buildkit.cli import program
+from buildkit.recipe import Recipe, load
 from buildkit.tasks import namespace
 
 ROOT = Path(__file__).parents[2]
@@ -159,6 +163,22 @@ def _names() -> frozenset[str]:
 def test_commands_name_tasks_and_flags_that_there_are(path: Path) -> None:
     found = [(words, _wrong(words)) for line in _lines(_page(path)) for words in _commands(line)]
     assert [f"{' '.join(words)}: {problem}" for words, problem in found if problem] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=_name)
+def test_recipes_and_parts_of_them_can_be_used(path: Path, tmp_path: Path) -> None:
+    """Blocks of YAML whose keys are a recipe's; what must be there and is not of interest on the page is added."""
+    keys = {field.name for field in dataclasses.fields(Recipe)}
+    for language, lines in _page(path).blocks:
+        block = yaml.safe_load("\n".join(lines)) if language == "yaml" else None
+        if isinstance(block, dict) and set(block) <= keys:
+            whole: dict[str, Any] = {"name": "app", "tags": ["sm70"], "base": {"image": "docker.io/debian:12"}}
+            whole |= block
+            folder = tmp_path / whole["name"]
+            folder.mkdir(exist_ok=True)
+            (folder / "Dockerfile").touch()
+            (folder / "recipe.yaml").write_text(yaml.safe_dump(whole))
+            assert load(whole["name"], tmp_path).name == whole["name"]
 
 
 def test_commands_are_found_at_all() -> None:
