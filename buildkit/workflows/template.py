@@ -25,10 +25,10 @@ SELF = "."
 _NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*", re.ASCII)
 _BRANCH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*", re.ASCII)
 _PINNED = re.compile(
-    r"buildkit(?:\[[a-z,]+\])? @ git\+(?:https|ssh)://[^\s@'\"]+(?:@[^\s@/'\"]+/[^\s@'\"]+)?@[0-9a-f]{40}"
-    r"|buildkit(?:\[[a-z,]+\])?==[0-9][0-9A-Za-z.+!]*",
+    r"buildkit(?:\[[a-z,]+\])?(?: @ git\+(?:https://|ssh://git@)[^\s@'\"]+@[0-9a-f]{40}|==[0-9][0-9A-Za-z.+!]*)",
     re.ASCII,
 )
+"""A full commit (without anybody's password before the host), or a version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
