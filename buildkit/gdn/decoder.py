@@ -92,8 +92,10 @@ class DecoderState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """What one forward pass gave: ``logits`` [T, vocabulary], the state after it, and each GDN layer's trace."""
+    """What one forward pass gave: ``hidden`` [T, H], the last layer's output after the final norm; ``logits``
+    [T, vocabulary] from it; the state after the pass, and each GDN layer's trace."""
 
+    hidden: Array
     logits: Array
     state: DecoderState
     traces: tuple[GdnTrace, ...]
@@ -143,9 +145,9 @@ def forward(
         x = x + mixed
         normed = rms_norm(x, weights.post_norm, shape.eps)
         x = x + (silu(normed @ weights.gate_proj.T) * (normed @ weights.up_proj.T)) @ weights.down_proj.T
-    logits = rms_norm(x, model.norm, shape.eps) @ model.head.T
+    hidden = rms_norm(x, model.norm, shape.eps)
     after_all = DecoderState(position=before.position + len(tokens), layers=tuple(states))
-    return Pass(logits=logits, state=after_all, traces=tuple(traces))
+    return Pass(hidden=hidden, logits=hidden @ model.head.T, state=after_all, traces=tuple(traces))
 
 
 def full_attention(

@@ -18,8 +18,11 @@ import numpy as np
 
 from buildkit.errors import StorageError
 from buildkit.gdn import safetensors
-from buildkit.gdn.checkpoint import Make, assemble, config_of, dump_json, make_tensors, round_to_8_bits
-from buildkit.gdn.decoder import Decoder, DecoderShape
+from buildkit.gdn.checkpoint import Make, assemble, config_of, dump_json, make_tensors, normal, round_to_8_bits
+from buildkit.gdn.decoder import Decoder, DecoderShape, forward
+from buildkit.gdn.faults import Fault
+from buildkit.gdn.heads import Head, scores
+from buildkit.gdn.heads import files as head_files
 from buildkit.gdn.layer import GdnShape
 from buildkit.gdn.reference import Array
 
@@ -58,6 +61,12 @@ HOW = Make(
     silent=range(END, VOCABULARY),
 )
 
+HEADS = {"route": ("kitchen", "garden", "street"), "mood": ("calm", "tense"), "length": ("short", "long")}
+"""The labels of the classification heads: two linear ones, and one that chooses between two tokens."""
+_TOKENS = {"length": "sl"}
+_HEAD_SHARP = 2.0
+"""Standard deviation of what a linear head computes before the softmax, about."""
+
 _DTYPES: dict[str, tuple[safetensors.TensorType, str]] = {
     "f32": ("F32", "float32"),
     "f16": ("F16", "float16"),
@@ -87,6 +96,27 @@ def tensors() -> dict[str, Array]:
 def model() -> Decoder:
     """The probe as the reference computes it."""
     return assemble(SHAPE, tensors())
+
+
+@functools.cache
+def heads() -> tuple[Head, ...]:
+    """The classification heads, exact in every dtype as the other tensors are."""
+    out = []
+    for name, labels in HEADS.items():
+        if name in _TOKENS:
+            tokens = tuple(ALPHABET.index(character) for character in _TOKENS[name])
+            out.append(Head(name=name, labels=labels, tokens=tokens))
+            continue
+        weight = normal(SEED, f"{name}.weight", (len(labels), SHAPE.hidden)) * _HEAD_SHARP / SHAPE.hidden**0.5
+        bias = 0.2 * normal(SEED, f"{name}.bias", (len(labels),))
+        out.append(Head(name=name, labels=labels, weight=round_to_8_bits(weight), bias=round_to_8_bits(bias)))
+    return tuple(out)
+
+
+def head_scores(prompt: Prompt, fault: Fault | None = None) -> dict[str, dict[str, float]]:
+    """What a server answers for each head to ``prompt``, by head and label; with ``fault``, one that has it."""
+    step = forward(model(), prompt.tokens, fault=fault)
+    return {head.name: scores(head, step) for head in heads()}
 
 
 @functools.cache
@@ -145,6 +175,7 @@ def files(dtype: str) -> dict[str, bytes]:
                 "chat_template": "{% for message in messages %}{{ message['content'] }}{% endfor %}",
             }
         ),
+        **head_files(heads(), stored),
     }
 
 

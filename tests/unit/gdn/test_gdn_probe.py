@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import json
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from buildkit.gdn.signature import Exchange, Place, diagnose, judge, place, tell
 
 ROOT = Path(__file__).parents[3]
 DTYPES = ("f32", "f16")
+IN_DECODING = {Fault.CONV_STATE_DROPPED, Fault.CONV_STATE_FROZEN, Fault.CONV_STATE_UNREAD, Fault.STATE_NOT_RESET}
+"""Faults that a single prompt in a fresh state does not meet."""
 
 
 @functools.cache
@@ -134,8 +137,39 @@ def test_the_checkpoint_is_the_same_bytes_everywhere() -> None:
     # PCG64's output and rounding to 8 bits are exact; the one logarithm (A_log) is rounded so coarsely that libraries
     # agree. Whoever changes the probe changes this digest.
     digest = hashlib.sha256(b"".join(probe.files("f16").values())).hexdigest()
-    assert digest == "3d1e87a4ac88ff2c24c1849104157c308ceae1b69dc92baa58edde320d471b8a"
+    assert digest == "adfa6b09ffbfd79bcaa42b8ddd69bf11782820a44e09f16cede994ef0171a54b"
     assert all(probe.is_exact(tensor) for tensor in probe.tensors().values())
+
+
+def test_the_heads_are_in_a_side_file_that_no_loader_of_weights_takes_for_its_own() -> None:
+    files = probe.files("f16")
+    assert [name for name in files if name.endswith((".safetensors", ".bin", ".pt", ".gguf"))] == ["model.safetensors"]
+    document = json.loads(files["heads.json"])
+    assert {entry["name"]: tuple(entry["labels"]) for entry in document["heads"]} == probe.HEADS
+    tensors = safetensors.decode(files[document["tensors"]], where="heads")
+    for head in probe.heads():
+        for field in ("weight", "bias"):
+            value = getattr(head, field)
+            if value is None:
+                assert len(head.tokens) == len(head.labels)
+                continue
+            assert np.array_equal(tensors[f"{head.name}.{field}"], value)
+            assert probe.is_exact(value)
+
+
+def test_the_heads_decide_and_what_is_wrong_in_a_prompt_shows_in_their_scores() -> None:
+    right = {p: probe.head_scores(p) for p in probe.prompts()}
+    for heads in right.values():
+        for name, labels in heads.items():
+            assert tuple(labels) == probe.HEADS[name]
+            assert sum(labels.values()) == pytest.approx(1)
+    for name in probe.HEADS:
+        assert len({max(heads[name], key=heads[name].__getitem__) for heads in right.values()}) > 1
+    for fault in set(Fault) - IN_DECODING:
+        with np.errstate(all="ignore"):
+            wrong = {p: probe.head_scores(p, fault) for p in probe.prompts()}
+        moved = max(abs(wrong[p][h][x] - y) for p in right for h in right[p] for x, y in right[p][h].items())
+        assert moved > 0.1, fault
 
 
 def test_made_numbers_are_about_normal() -> None:
