@@ -14,6 +14,7 @@ from buildkit.evidence.artifact import (
     report_artifact,
     sbom_artifact,
 )
+from buildkit.evidence.sbom import make_sbom
 from buildkit.evidence.store import (
     attach,
     attach_all,
@@ -41,6 +42,7 @@ __all__ = [
     "fetch",
     "fetch_report",
     "list_artifacts",
+    "make_sbom",
     "newest",
     "read",
     "read_evidence",

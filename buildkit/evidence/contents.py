@@ -1,0 +1,189 @@
+"""The packages in an image, read in one pass over its layers."""
+
+from __future__ import annotations
+
+import posixpath
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import BinaryIO, cast
+
+from buildkit.check.readahead import ReadAhead
+from buildkit.cuda.elf import MAGIC
+from buildkit.cuda.readat import FileReader
+from buildkit.errors import FormatError, StorageError
+from buildkit.evidence.packages import OS_RELEASE, RPM_DATABASES, Package, read_audited, read_os_release, reader_for
+from buildkit.image import tarspan
+from buildkit.image.overlay import Overlay
+from buildkit.image.source import ImageSource
+from buildkit.image.streams import tar_of
+
+MAX_PACKAGES = 20_000
+"""Packages that are listed; more are counted, and said."""
+MAX_PROBLEMS = 50
+MAX_PROGRAM = 2**30
+"""Bytes of a program that is searched for a list of its crates."""
+_MAX_OS_RELEASE = 64 * 2**10
+_STEP = 1 << 20
+_MARK = b".dep-v0\0"
+_FILES = (tarspan.REGULAR, tarspan.CONTIGUOUS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """``packages`` with the paths of the files that list each. ``system`` is os-release; ``unread`` says, one line for
+    each, what was seen and could not be read."""
+
+    packages: Mapping[Package, tuple[str, ...]]
+    system: Mapping[str, str]
+    unread: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What one file says."""
+
+    packages: tuple[Package, ...] = ()
+    system: Mapping[str, str] = field(default_factory=dict)
+    unread: str = ""
+
+
+def read_contents(source: ImageSource, *, progress: Callable[[int], object] = lambda _: None) -> Contents:
+    """The packages of the file system that a container would see. Every layer is read once, to its verified end.
+
+    ``progress`` is told how many more bytes have been read. Raises ImageError for a corrupt image, StorageError; what
+    is wrong within one file costs that file.
+    """
+    overlay: Overlay[_Found] = Overlay()
+    try:
+        with tempfile.TemporaryFile(prefix="buildkit-program-") as opened:
+            spool = cast(BinaryIO, opened)
+            for stream in source.stream(range(len(source.layers))):
+                with stream, ReadAhead(tar_of(stream)) as ahead:
+                    _read_layer(
+                        tarspan.TarReader(ahead, where=f"layer {stream.index + 1}"),
+                        stream.index,
+                        overlay,
+                        spool,
+                        progress,
+                    )
+    except OSError as error:
+        raise StorageError(f"the folder for temporary files: {error.strerror}") from error
+    return _summed(overlay.values())
+
+
+def _read_layer(
+    reader: tarspan.TarReader, layer: int, overlay: Overlay[_Found], spool: BinaryIO, progress: Callable[[int], object]
+) -> None:
+    told = 0
+    for entry in reader:
+        progress(reader.offset - told)
+        told = reader.offset
+        try:
+            path = overlay.enter(entry.name, layer)
+        except ValueError:
+            continue  # it leads out of the image: no container sees it
+        if path is None:
+            continue
+        found: _Found | None = None
+        if not overlay.is_hidden(path, layer):
+            if entry.kind in _FILES:
+                found = _read_file(reader, entry, path, spool)
+            elif entry.kind == tarspan.HARDLINK and _is_list(path):
+                # Installers that link out of a cache: the content came with the first name.
+                found = overlay.value("/" + tarspan.normalise(entry.link).decode("utf-8", "surrogateescape"))
+        overlay.add(path, layer, found, folder=entry.kind == tarspan.DIRECTORY)
+    # What follows the end belongs to the layer's digest: the source compares it only after the last byte.
+    reader.finish()
+    progress(reader.offset - told)
+
+
+def _is_list(path: str) -> bool:
+    return reader_for(path) is not None
+
+
+def _read_file(reader: tarspan.TarReader, entry: tarspan.Entry, path: str, spool: BinaryIO) -> _Found | None:
+    chosen = reader_for(path)
+    try:
+        if chosen is not None:
+            read, limit = chosen
+            return _Found(packages=tuple(read(_exactly(reader, min(entry.size, limit)))))
+        if path in OS_RELEASE:
+            return _Found(system=read_os_release(_exactly(reader, min(entry.size, _MAX_OS_RELEASE))))
+        if path in RPM_DATABASES:
+            return _Found(unread=f"{path}: RPM's database is not read")
+        if _may_be_program(entry, path):
+            return _read_program(reader, entry.size, path, spool)
+    except FormatError as error:
+        return _Found(unread=f"{path}: {error.message}")
+    return None
+
+
+def _may_be_program(entry: tarspan.Entry, path: str) -> bool:
+    try:
+        mode = tarspan.attributes(entry).mode
+    except ValueError:
+        return False
+    name = posixpath.basename(path)
+    return bool(mode & 0o111) and entry.size >= 64 and ".so" not in name
+
+
+def _read_program(reader: tarspan.TarReader, size: int, path: str, spool: BinaryIO) -> _Found | None:
+    """A program's crates, if its section names may have theirs. Only ELF files are copied aside."""
+    head = _exactly(reader, min(size, len(MAGIC)))
+    if head != MAGIC:
+        return None
+    if size > MAX_PROGRAM:
+        return _Found(unread=f"{path}: is {size} bytes, and was not searched for crates")
+    spool.seek(0)
+    spool.truncate()
+    spool.write(head)
+    left, tail, marked = size - len(head), head, False
+    while left and (data := reader.read(min(left, _STEP))):
+        spool.write(data)
+        marked = marked or _MARK in tail[-len(_MARK) :] + data
+        tail = data
+        left -= len(data)
+    if not marked:
+        return None
+    spool.flush()
+    return _Found(packages=tuple(read_audited(FileReader(spool))))
+
+
+def _exactly(reader: tarspan.TarReader, size: int) -> bytes:
+    pieces = []
+    while size and (data := reader.read(size)):
+        pieces.append(data)
+        size -= len(data)
+    return b"".join(pieces)
+
+
+def _summed(files: Mapping[str, _Found]) -> Contents:
+    packages: dict[Package, list[str]] = {}
+    system: dict[str, str] = {}
+    unread: list[str] = []
+    dropped = 0
+    for path in sorted(files):
+        found = files[path]
+        shown = path.encode("utf-8", "replace").decode()
+        if found.unread:
+            unread.append(found.unread.encode("utf-8", "replace").decode())
+        system = {**found.system, **system}  # /etc comes first, and counts (os-release(5))
+        for package in found.packages:
+            if package in packages or len(packages) < MAX_PACKAGES:
+                packages.setdefault(package, []).append(shown)
+            else:
+                dropped += 1
+    return Contents(
+        packages={package: tuple(dict.fromkeys(paths)) for package, paths in packages.items()},
+        system=system,
+        unread=tuple(_cut(unread, dropped)),
+    )
+
+
+def _cut(unread: list[str], dropped: int) -> Iterable[str]:
+    yield from unread[:MAX_PROBLEMS]
+    if len(unread) > MAX_PROBLEMS:
+        yield f"{len(unread) - MAX_PROBLEMS} more files"
+    if dropped:
+        yield f"{dropped} packages above the {MAX_PACKAGES} that are listed"
