@@ -260,7 +260,7 @@ def promote(
             step = machine.send(reply)
     except StopIteration as stop:
         decision, previous, current = stop.value
-    result = PromoteResult(
+    return PromoteResult(
         image=pinned,
         tag=tag,
         moved=decision.verdict == "move",
@@ -270,8 +270,6 @@ def promote(
         clear=decision.verdict != "unclear",
         dry=dry,
     )
-    say(result.render())
-    return result
 
 
 def _put(client: RegistryClient, target: Reference, fetched: FetchedManifest) -> RegistryError | None:

@@ -14,6 +14,7 @@ from buildkit.evidence.artifact import (
     report_artifact,
     sbom_artifact,
 )
+from buildkit.evidence.overview import Overview, overview
 from buildkit.evidence.sbom import make_sbom
 from buildkit.evidence.store import (
     attach,
@@ -35,6 +36,7 @@ __all__ = [
     "ArtifactFile",
     "Attached",
     "Fetched",
+    "Overview",
     "attach",
     "attach_all",
     "check_artifact",
@@ -44,6 +46,7 @@ __all__ = [
     "list_artifacts",
     "make_sbom",
     "newest",
+    "overview",
     "read",
     "read_evidence",
     "report_artifact",

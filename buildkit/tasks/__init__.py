@@ -6,6 +6,7 @@ from invoke.collection import Collection
 
 import buildkit.tasks.check as check
 import buildkit.tasks.deploy as deploy
+import buildkit.tasks.evidence as evidence
 import buildkit.tasks.images as images
 import buildkit.tasks.login as login
 import buildkit.tasks.smoke as smoke
@@ -24,6 +25,8 @@ for _task in (
     split.split,
     images.push,
     images.pull_check,
+    evidence.promote,
+    evidence.evidence,
     login.login,
     login.logout,
     deploy.wheelhouse,
