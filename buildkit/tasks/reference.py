@@ -74,6 +74,18 @@ NOTES: Mapping[str, Note] = {
         failed="something is missing or has another size or digest",
         missing="a credential helper is not installed",
     ),
+    "promote": Note(
+        example="invoke promote git.example.org/team/app@sha256:… --tag sm70",
+        failed="nothing shows which image is newer (`--force` moves the tag), or the registry refused; a tag that stays "
+        "with a newer image is no failure",
+        missing="a credential helper is not installed",
+        needs=("reference", "tag"),
+    ),
+    "evidence": Note(
+        example="invoke evidence git.example.org/team/app:1.2 --get report --out report.json",
+        failed="nothing is attached, not what was asked for, or the newest evidence says that the image failed a step",
+        missing="a credential helper is not installed",
+    ),
     "login": Note(
         example="invoke login git.example.org --username ci --password-stdin < token-file",
         failed="the registry refused the credential, or it cannot be stored",
