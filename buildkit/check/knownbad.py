@@ -9,6 +9,7 @@ import fnmatch
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from enum import StrEnum
 from importlib import resources
 from typing import Any
@@ -64,24 +65,33 @@ class RevisionFinding:
     message: str
 
 
-def load_known_bad() -> tuple[Project, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownBad:
+    """The list. ``listed`` is the day of its last change (its first moment, UTC)."""
+
+    listed: datetime
+    projects: tuple[Project, ...]
+
+
+def load_known_bad() -> KnownBad:
     """The list that comes with the package."""
     text = resources.files("buildkit").joinpath("known_bad.yaml").read_text("utf-8")
     return parse_known_bad(text, where="buildkit/known_bad.yaml")
 
 
-def parse_known_bad(text: str, *, where: str) -> tuple[Project, ...]:
+def parse_known_bad(text: str, *, where: str) -> KnownBad:
     """Raises UsageError with the dotted path of what is wrong; unknown keys are wrong."""
     import yaml  # deferred: a check of a single file needs no YAML
 
     try:
         document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # PyYAML lets ValueError through for the 31st of June
         raise UsageError(f"{where}: is not YAML: {error}") from error
-    top = _table(document, {"version", "projects"}, where)
+    top = _table(document, {"version", "listed", "projects"}, where)
     if top.get("version") != 1:
         raise UsageError(f"{where}: version: is {top.get('version')!r}, not 1")
-    return tuple(_project(item, f"{where}: projects[{i}]") for i, item in enumerate(_list(top, "projects", where)))
+    projects = tuple(_project(item, f"{where}: projects[{i}]") for i, item in enumerate(_list(top, "projects", where)))
+    return KnownBad(listed=_day(top.get("listed"), f"{where}: listed"), projects=projects)
 
 
 def judge_revisions(projects: Iterable[Project], labels: Mapping[str, str], tree: Tree) -> Iterator[RevisionFinding]:
@@ -169,6 +179,12 @@ def _project(value: object, where: str) -> Project:
         bad=tuple(faults),
         good=tuple(_hash(r, f"{where}.good") for r in _list(table, "good", where)),
     )
+
+
+def _day(value: object, where: str) -> datetime:
+    if not isinstance(value, date) or isinstance(value, datetime):
+        raise UsageError(f"{where}: {value!r} is not a day such as 2026-07-22")
+    return datetime(value.year, value.month, value.day, tzinfo=UTC)
 
 
 def _table(value: object, keys: set[str], where: str) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def run_check(
     begun = clock()
     policy = policy or Policy()
     patterns = tuple(kernels)
-    projects = load_known_bad() if known_bad is None else known_bad
+    projects = load_known_bad().projects if known_bad is None else known_bad
     walked = walk(source, Want(kernels=patterns), open_image=open_image, progress=progress)
     report = _report(walked, policy, projects)
     findings = list(report.findings)

@@ -63,9 +63,10 @@ class AttachedEvidence:
 
 
 def default_policy(base: EvidencePolicy | None = None) -> EvidencePolicy:
-    """The policy with the bad revisions of the list that comes with this package."""
-    bad = {r: fault.fault for project in load_known_bad() for fault in project.bad for r in fault.revisions}
-    return replace(base or EvidencePolicy(), bad_revisions=MappingProxyType(bad))
+    """The policy with the list of bad revisions that comes with this package, and its date."""
+    known = load_known_bad()
+    bad = {r: fault.fault for project in known.projects for fault in project.bad for r in fault.revisions}
+    return replace(base or EvidencePolicy(), known_bad=known.listed, bad_revisions=MappingProxyType(bad))
 
 
 def _evidence(client: RegistryClient, image: Reference, descriptor: Descriptor) -> list[Evidence]:

@@ -167,7 +167,7 @@ def judge(evidence: Evidence | None, image: Digest | None, policy: EvidencePolic
                 )
             )
     for project, revision in evidence.revisions.items():
-        fault = policy.bad_revisions.get(revision)
+        fault = _known_fault(revision, policy.bad_revisions)
         if fault is not None:
             found.append(
                 Objection(
@@ -209,6 +209,16 @@ def judge(evidence: Evidence | None, image: Digest | None, policy: EvidencePolic
     return tuple(found)
 
 
+def _known_fault(revision: str, bad: Mapping[str, str]) -> str | None:
+    """What is wrong with a revision; labels and lock files may abbreviate it."""
+    given = revision.lower()
+    if len(given) < _SHORTEST:
+        return None
+    return next((fault for known, fault in bad.items() if known.startswith(given)), None)
+
+
+_SHORTEST = 12
+"""Digits of an abbreviated revision that are taken for one, as `buildkit check` does."""
 _RUN = "run invoke pipeline, which checks the image and attaches the evidence"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -60,6 +60,7 @@ def attach(tmp_path: Path) -> Callable[..., None]:
             "created": datetime(2026, 7, 22, tzinfo=UTC),
             "verdicts": {"check": "pass", "smoke": "pass"},
             "architectures": ("sm_70",),
+            "known_bad": default_policy().known_bad,
         }
         document = json.dumps(Evidence(**(values | changes)).to_json()).encode()  # type: ignore[arg-type]
         file = tmp_path / "evidence.json"
@@ -105,6 +106,7 @@ def test_images_with_good_evidence_make_the_committed_deployment_clean(
 ) -> None:
     policy = default_policy()
     assert policy.bad_revisions
+    assert policy.known_bad is not None
     for name in IMAGES:
         image = push(name)
         attach(image)
@@ -137,6 +139,32 @@ def test_bad_missing_and_stray_evidence_pins_nothing(
     assert "failed smoke" in refusal(), "the newest counts"
     attach(image, created=datetime(2026, 7, 24, tzinfo=UTC))
     assert pin("candle-vllm", image, folder=folder, reader=reader, policy=policy).changed
+
+
+def test_evidence_from_before_the_list_of_today_is_stale_until_the_image_is_checked_again(
+    push: Callable[[str], Reference], attach: Callable[..., None], folder: Path, reader: AttachedEvidence
+) -> None:
+    policy = default_policy()
+    assert policy.known_bad is not None
+    before = policy.known_bad - timedelta(days=1)
+    text = (folder / "kustomization.yaml").read_text()
+    for name in IMAGES:
+        image = push(name)
+        attach(image, known_bad=before)
+        with pytest.raises(CheckFailedError, match=f"the list of {before:%Y-%m-%d}; the current one is of"):
+            pin(name, image, folder=folder, reader=reader, policy=policy)
+        text = text.replace(f"git.example.org/models/{name}\n", f"{image.name}\n").replace(
+            "sha256:" + "0" * 64, str(image.digest), 1
+        )
+    assert (folder / "kustomization.yaml").read_text() != text, "nothing was written"
+    (folder / "kustomization.yaml").write_text(text)
+    settings = Settings(evidence=policy)
+    report = check_manifests([folder], evidence=reader, settings=settings)
+    assert [f.rule for f in report.findings] == ["evidence-stale"] * 3, report.render()
+    assert not report.ok
+    for name in IMAGES:
+        attach(push(name), created=datetime(2026, 7, 25, tzinfo=UTC))
+    assert check_manifests([folder], evidence=reader, settings=settings).findings == ()
 
 
 def test_a_registry_without_the_image_or_without_an_answer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,10 @@ def test_an_unknown_revision_is_not_good() -> None:
         ("version: 1\nprojects: [{name: x, url: y, applies: {}, bda: []}]", "'bda' is not a key"),
         ("version: 1\nprojects: [{name: x, url: y, applies: {}, bad: [{revisions: [], fault: z}]}]", "is empty"),
         ("a: [", "is not YAML"),
+        ("version: 1\nlisted: 2026-06-31\nprojects: []", "is not YAML"),
+        ("version: 1\nprojects: []", "listed: None is not a day"),
+        ("version: 1\nlisted: soon\nprojects: []", "listed: 'soon' is not a day"),
+        ("version: 1\nlisted: 2026-07-22T10:00:00Z\nprojects: []", "is not a day"),
     ],
 )
 def test_the_list_of_known_bad_revisions_is_read_strictly(text: str, words: str) -> None:
@@ -247,8 +252,10 @@ def test_the_list_of_known_bad_revisions_is_read_strictly(text: str, words: str)
 
 
 def test_the_packages_own_list_parses() -> None:
-    (project,) = load_known_bad()
+    known = load_known_bad()
+    (project,) = known.projects
     assert len(project.bad[0].revisions) == 6
+    assert known.listed >= datetime(2026, 7, 22, tzinfo=UTC)
 
 
 def test_a_failed_start_is_a_violation() -> None:

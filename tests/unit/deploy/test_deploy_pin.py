@@ -132,6 +132,14 @@ def test_not_run_can_be_allowed_by_name() -> None:
     assert judge(unrun, DIGEST, EvidencePolicy(allow_not_run=("smoke",))) == ()
 
 
+@pytest.mark.parametrize("length", [40, 12])
+def test_a_revision_is_known_by_its_beginning_too(length: int) -> None:
+    policy = EvidencePolicy(bad_revisions={"abcdef" + "0" * 34: "zeroes the key band"})
+    evidence = replace(GOOD, revisions={"attention.rs": ("ABCDEF" + "0" * 34)[:length]})
+    assert [o.rule for o in judge(evidence, DIGEST, policy)] == ["evidence-failed"]
+    assert judge(replace(GOOD, revisions={"attention.rs": "abcdef"}), DIGEST, policy) == ()
+
+
 def test_evidence_reads_what_it_writes_and_refuses_the_rest() -> None:
     raw = json.dumps(GOOD.to_json()).encode()
     assert Evidence.parse(raw, where="test") == GOOD
