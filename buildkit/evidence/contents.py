@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import posixpath
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO, cast
 
 from buildkit.check.readahead import ReadAhead
 from buildkit.cuda.elf import MAGIC
 from buildkit.cuda.readat import FileReader
 from buildkit.errors import FormatError, StorageError
-from buildkit.evidence.packages import OS_RELEASE, RPM_DATABASES, Package, read_audited, read_os_release, reader_for
+from buildkit.evidence.packages import (
+    MAX_METADATA,
+    OS_RELEASE,
+    RPM_DATABASES,
+    Package,
+    read_audited,
+    read_copyright,
+    read_os_release,
+    reader_for,
+)
 from buildkit.image import tarspan
 from buildkit.image.overlay import Overlay
 from buildkit.image.source import ImageSource
@@ -26,6 +36,7 @@ MAX_PROGRAM = 2**30
 _MAX_OS_RELEASE = 64 * 2**10
 _STEP = 1 << 20
 _MARK = b".dep-v0\0"
+_COPYRIGHT = re.compile(r"/usr/share/doc/([^/]+)/copyright")
 _FILES = (tarspan.REGULAR, tarspan.CONTIGUOUS)
 
 
@@ -44,6 +55,7 @@ class _Found:
     """What one file says."""
 
     packages: tuple[Package, ...] = ()
+    licenses: tuple[str, ...] = ()
     system: Mapping[str, str] = field(default_factory=dict)
     unread: str = ""
 
@@ -76,6 +88,7 @@ def _read_layer(
     reader: tarspan.TarReader, layer: int, overlay: Overlay[_Found], spool: BinaryIO, progress: Callable[[int], object]
 ) -> None:
     told = 0
+    own: dict[str, _Found] = {}
     for entry in reader:
         progress(reader.offset - told)
         told = reader.offset
@@ -86,20 +99,17 @@ def _read_layer(
         if path is None:
             continue
         found: _Found | None = None
-        if not overlay.is_hidden(path, layer):
-            if entry.kind in _FILES:
-                found = _read_file(reader, entry, path, spool)
-            elif entry.kind == tarspan.HARDLINK and _is_list(path):
-                # Installers that link out of a cache: the content came with the first name.
-                found = overlay.value("/" + tarspan.normalise(entry.link).decode("utf-8", "surrogateescape"))
+        if entry.kind in _FILES:
+            found = _read_file(reader, entry, path, spool)
+        elif entry.kind == tarspan.HARDLINK and reader_for(path) is not None:
+            # Installers that link out of a cache: the content came with the first name, in the same layer.
+            found = own.get(posixpath.join("/", entry.link.decode("utf-8", "surrogateescape")))
+        if found is not None:
+            own[path] = found
         overlay.add(path, layer, found, folder=entry.kind == tarspan.DIRECTORY)
     # What follows the end belongs to the layer's digest: the source compares it only after the last byte.
     reader.finish()
     progress(reader.offset - told)
-
-
-def _is_list(path: str) -> bool:
-    return reader_for(path) is not None
 
 
 def _read_file(reader: tarspan.TarReader, entry: tarspan.Entry, path: str, spool: BinaryIO) -> _Found | None:
@@ -108,6 +118,8 @@ def _read_file(reader: tarspan.TarReader, entry: tarspan.Entry, path: str, spool
         if chosen is not None:
             read, limit = chosen
             return _Found(packages=tuple(read(_exactly(reader, min(entry.size, limit)))))
+        if _COPYRIGHT.fullmatch(path):
+            return _Found(licenses=read_copyright(_exactly(reader, min(entry.size, MAX_METADATA))))
         if path in OS_RELEASE:
             return _Found(system=read_os_release(_exactly(reader, min(entry.size, _MAX_OS_RELEASE))))
         if path in RPM_DATABASES:
@@ -163,13 +175,19 @@ def _summed(files: Mapping[str, _Found]) -> Contents:
     system: dict[str, str] = {}
     unread: list[str] = []
     dropped = 0
+    licenses = {
+        match[1]: f.licenses for path, f in files.items() if f.licenses and (match := _COPYRIGHT.fullmatch(path))
+    }
     for path in sorted(files):
         found = files[path]
         shown = path.encode("utf-8", "replace").decode()
         if found.unread:
             unread.append(found.unread.encode("utf-8", "replace").decode())
         system = {**found.system, **system}  # /etc comes first, and counts (os-release(5))
-        for package in found.packages:
+        for listed in found.packages:
+            package = listed
+            if package.kind == "deb":
+                package = replace(package, licenses=licenses.get(package.name, ()))
             if package in packages or len(packages) < MAX_PACKAGES:
                 packages.setdefault(package, []).append(shown)
             else:

@@ -3,8 +3,9 @@
 Bytes in, values out, no I/O. The files may be hostile: every size is bounded, text is decoded whatever it is, and what
 cannot be read raises FormatError, which costs that one file.
 
-Sources: deb-control(5) and dpkg's ``status``; apk-tools, "APKINDEX"/installed database; Python "Core metadata"
-specification; npm, ``package.json``; cargo-auditable, PARSING.md (a zlib-compressed JSON in the section ``.dep-v0``).
+Sources: deb-control(5) and dpkg's ``status``; DEP-5, "Machine-readable debian/copyright file"; apk-tools, the installed
+database; Python's "Core metadata" specification; npm, ``package.json``; cargo-auditable, PARSING.md (zlib-compressed
+JSON in the section ``.dep-v0``).
 """
 
 from __future__ import annotations
@@ -94,6 +95,15 @@ def read_os_release(data: bytes) -> dict[str, str]:
         if equals and re.fullmatch(r"[A-Z_0-9]+", name):
             found[name] = _word(value.strip().strip("\"'"))
     return found
+
+
+def read_copyright(data: bytes) -> tuple[str, ...]:
+    """The short names of licenses in a Debian package's machine-readable copyright file; nothing of other forms."""
+    if not data[:200].lstrip().lower().startswith(b"format"):
+        return ()
+    lines = (line.partition(b":")[2] for line in data.split(b"\n") if line[:8].lower() == b"license:")
+    names = (_word(line[:1000].decode("utf-8", "replace")) for line in lines)
+    return tuple(dict.fromkeys(name for name in names if name))[:_MAX_LICENSES]
 
 
 def read_dpkg(data: bytes) -> Iterator[Package]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import posixpath
+import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urlsplit
 
 from cyclonedx.model import ExternalReference, ExternalReferenceType, Property, XsUri
 from cyclonedx.model.bom import Bom, BomMetaData
@@ -38,6 +38,10 @@ _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "https://cyclonedx.org/schema/bom-1.
 _MAX_OCCURRENCES = 20
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _ROOT = "image"
+_ADDRESS = re.compile(
+    r"(?:https?|ssh|git)://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9._~!$&'()*+,;=:@/-]*)?", re.ASCII
+)
+"""A repository's URL, stricter than URLs are: a label may hold anything."""
 
 
 def make_sbom(
@@ -101,7 +105,7 @@ def _image(config: ImageConfig, identity: Digest, image: Reference | None, conte
     if image is not None:
         last = posixpath.basename(image.repository)
         qualifiers = {"repository_url": image.name, "arch": config.platform.architecture}
-        purl = PackageURL("oci", None, last, str(identity), qualifiers)
+        purl = _purl("oci", None, last, str(identity), qualifiers)
     return Component(
         type=ComponentType.CONTAINER,
         name=_text(name),
@@ -122,10 +126,11 @@ def _packages(contents: Contents) -> Iterator[Component]:
     system = contents.system
     distribution = system.get("ID", "")
     release = f"{distribution}-{system['VERSION_ID']}" if distribution and system.get("VERSION_ID") else distribution
-    merged: dict[str, tuple[Package, PackageURL, list[str]]] = {}
+    merged: dict[str, tuple[Package, PackageURL | None, list[str]]] = {}
     for package, listing in contents.packages.items():
-        purl = _purl(package, distribution, release)
-        merged.setdefault(purl.to_string(), (package, purl, []))[2].extend(listing)
+        purl = _package_url(package, distribution, release)
+        reference = purl.to_string() if purl is not None else f"{package.kind}:{package.name}@{package.version}"
+        merged.setdefault(reference, (package, purl, []))[2].extend(listing)
     for reference, (package, purl, paths) in sorted(merged.items(), key=lambda item: item[0]):
         yield Component(
             type=ComponentType.LIBRARY,
@@ -139,14 +144,24 @@ def _packages(contents: Contents) -> Iterator[Component]:
         )
 
 
-def _purl(package: Package, distribution: str, release: str) -> PackageURL:
+def _purl(
+    kind: str, namespace: str | None, name: str, version: str | None, qualifiers: Mapping[str, str] | None = None
+) -> PackageURL | None:
+    """None where names are such that there is none."""
+    try:
+        return PackageURL(kind, namespace, name, version or None, dict(qualifiers) if qualifiers else None)
+    except ValueError:
+        return None
+
+
+def _package_url(package: Package, distribution: str, release: str) -> PackageURL | None:
     """purl-spec, the types deb, apk, pypi, npm and cargo."""
     namespace, qualifiers = package.namespace or None, dict(package.qualifiers)
     if package.kind in ("deb", "apk"):
         namespace = distribution or ("debian" if package.kind == "deb" else "alpine")
         if release:
             qualifiers["distro"] = release
-    return PackageURL(package.kind, namespace, package.name, package.version or None, qualifiers or None)
+    return _purl(package.kind, namespace, package.name, package.version, qualifiers)
 
 
 def _cuda(check: Mapping[str, Any] | None) -> Iterator[Component]:
@@ -164,7 +179,7 @@ def _cuda(check: Mapping[str, Any] | None) -> Iterator[Component]:
             name=name,
             version=version,
             bom_ref=f"cuda:{name}@{version}",
-            purl=PackageURL("generic", "nvidia", name, version),
+            purl=_purl("generic", "nvidia", name, version),
             evidence=_found_at(where),
         )
 
@@ -179,15 +194,16 @@ def _origins(config: ImageConfig) -> Iterator[Component]:
     found = config.labels
     url, revision = found.get(labels.SOURCE_URL), found.get(labels.SOURCE_REVISION)
     if url or revision:
-        name = posixpath.basename(urlsplit(_text(url or "")).path.rstrip("/")).removesuffix(".git") or "source"
+        name = posixpath.basename(_text(url or "").rstrip("/")).removesuffix(".git") or "source"
         version = _text(revision) if revision else None
-        qualifiers = {"vcs_url": f"git+{_text(url)}" + (f"@{version}" if version else "")} if url else None
+        address = url if url and _ADDRESS.fullmatch(url) else None
+        qualifiers = {"vcs_url": f"git+{address}" + (f"@{version}" if version else "")} if address else None
         yield Component(
             type=ComponentType.APPLICATION,
             name=name,
             version=version,
             bom_ref="source",
-            purl=PackageURL("generic", None, name, version, qualifiers),
+            purl=_purl("generic", None, name, version, qualifiers),
             external_references=_repository(url, revision),
             properties=[Property(name="buildkit:role", value="source")],
         )
@@ -204,20 +220,10 @@ def _origins(config: ImageConfig) -> Iterator[Component]:
 
 def _repository(url: str | None, revision: str | None) -> Sequence[ExternalReference]:
     """A VCS reference, where the label's text is an address at all."""
-    if not url or not _is_address(url):
+    if not url or not _ADDRESS.fullmatch(url):
         return ()
     comment = f"revision {_text(revision)}" if revision else None
-    return (ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(_text(url)), comment=comment),)
-
-
-def _is_address(url: str) -> bool:
-    """Whether it is an absolute URL of a repository, without what a URL must not have in it."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return False
-    plain = url.isascii() and url.isprintable() and not set(' "<>\\^`{|}') & set(url)
-    return plain and parts.scheme in ("http", "https", "ssh", "git") and bool(parts.netloc)
+    return (ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(url), comment=comment),)
 
 
 def _licenses(texts: Sequence[str]) -> list[DisjunctiveLicense | LicenseExpression]:

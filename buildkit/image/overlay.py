@@ -57,10 +57,6 @@ class Overlay(Generic[T]):
         else:
             self._values.pop(path, None)
 
-    def value(self, path: str) -> T | None:
-        """Of what has come so far, whiteouts not considered."""
-        return self._values.get(path)
-
     def paths(self) -> frozenset[str]:
         """What is left after whiteouts and after files that took a folder's place."""
         return frozenset(path for path, layer in self._layer_of.items() if not self._removed(path, layer))
