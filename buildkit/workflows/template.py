@@ -67,7 +67,7 @@ def render(wish: Wish) -> str:
         "limit": str(LONGEST_BUILD),
         "setup": _setup("docker registry", ""),
         "light_setup": _setup("registry", ""),
-        "late_setup": _setup("registry", "        if: needs.build.outputs.digest != ''\n"),
+        "late_setup": _setup("registry", "        if: startsWith(needs.build.outputs.digest, 'sha256:')\n"),
         "credentials": _CREDENTIALS,
         "secrets": "".join(
             f"          {secret.env}: ${{{{ secrets.{secret.env} }}}}\n" for secret in recipe.secrets if secret.env
