@@ -168,7 +168,7 @@ class Report:
         if unproven := self._unproven():
             return one_line("; ".join(unproven))
         done = [stage.name for stage in self.stages if stage.verdict == "pass"]
-        return f"passed: {', '.join(done)}"
+        return f"{len(done)} stages passed: {', '.join(done)}"
 
     @property
     def seconds(self) -> float:
