@@ -26,7 +26,7 @@ _SHELLS = frozenset(("sh", "bash", "dash", "ash", "zsh", "ksh"))
 _WRAPPERS = frozenset(("exec", "env", "tini", "dumb-init", "gosu", "su-exec", "nice", "time", "sudo", "--", "nohup"))
 _ON = frozenset(("1", "true", "yes", "on"))
 
-_PIP = r"(?:pip3?(?:\.\d+)?|python[\d.]*\s+-m\s+pip|uv\s+pip)"
+_PIP = r"(?:pip3?(?:\.\d+)?|python[\d.]*\s+-m\s*pip|uv\s+pip)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from buildkit.deploy import schema
-from buildkit.deploy.documents import Document, Field, read_documents, read_file
+from buildkit.deploy.documents import Document, Field, read_bytes, read_documents, read_file
 from buildkit.deploy.evidence import EvidenceReader, judge
 from buildkit.deploy.findings import Finding, Severity
-from buildkit.deploy.kustomize import find_kustomization, render_subset, source_files
+from buildkit.deploy.kustomize import elsewhere, find_kustomization, render_subset, source_files
 from buildkit.deploy.namehash import SUFFIX
 from buildkit.deploy.objects import Node, Object, Workload, expand, quantity, read_node, read_object, read_workload
 from buildkit.deploy.placement import Plan, place_pods
@@ -91,9 +91,10 @@ def check_manifests(
     settings: Settings | None = None,
     evidence: EvidenceReader | None = None,
     renderer: Renderer = "auto",
-    text: str | None = None,
+    text: str | bytes | None = None,
 ) -> DeployReport:
-    """Check files, folders and kustomizations as one deployment. ``text`` is more YAML, shown as ``<stdin>``.
+    """Check files, folders and kustomizations as one deployment. ``text`` is more YAML, shown as ``<stdin>``; bytes are
+    UTF-8.
 
     The cards of the nodes come from ``node_gpus`` (each node has that many), else from ``nodes`` (a file of Node
     objects, or a parameter file), else from Node objects among the manifests. Without a reader of ``evidence`` images
@@ -133,7 +134,7 @@ def plan_cards(
     nodes: Path | None = None,
     settings: Settings | None = None,
     renderer: Renderer = "auto",
-    text: str | None = None,
+    text: str | bytes | None = None,
 ) -> Plan:
     """Who gets which card. Raises UsageError where the nodes' cards are not known or nothing could be read."""
     settings = settings or Settings()
@@ -150,22 +151,30 @@ def plan_cards(
 # Reading -------------------------------------------------------------------------------------------------------------
 
 
-def load_manifests(paths: Sequence[Path | str], *, renderer: Renderer = "auto", text: str | None = None) -> Manifests:
-    """Objects of all ``paths``: files as they are, kustomizations rendered, other folders file by file."""
+def load_manifests(
+    paths: Sequence[Path | str], *, renderer: Renderer = "auto", text: str | bytes | None = None
+) -> Manifests:
+    """Objects of all ``paths``: files as they are, kustomizations rendered, other folders file by file.
+
+    Raises UsageError for a path that is not there or cannot be read. That there is nothing to check is a finding.
+    """
     documents: list[Document] = []
     findings: list[Finding] = []
     files: list[str] = []
     renderers: dict[str, str] = {}
     if text is not None:
         files.append("<stdin>")
-        found, problems = read_documents(text, "<stdin>")
+        found, problems = read_bytes(
+            text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text, "<stdin>"
+        )
         documents += found
         findings += problems
     for path in map(Path, paths):
-        if not path.exists():
-            raise UsageError(f"{path} does not exist", hint="name a file or a folder of manifests")
         for unit in _units(path):
-            if unit.is_dir():
+            if unit.name == _CHART:
+                findings.append(_chart(unit))
+                files.append(_show(unit))
+            elif unit.is_dir():
                 rendered, used = _render(unit, renderer)
                 renderers[_show(unit)] = used
                 documents += rendered.documents
@@ -183,6 +192,8 @@ def load_manifests(paths: Sequence[Path | str], *, renderer: Renderer = "auto", 
             machines.append(thing)
         else:
             objects.append(thing)
+    if not objects and not findings:
+        findings.append(_nothing(files[0] if files else str(next(iter(paths), "<stdin>"))))
     return Manifests(
         objects=tuple(objects),
         findings=tuple(findings),
@@ -244,12 +255,26 @@ class _Rendered:
     files: list[str]
 
 
+_CHART = "Chart.yaml"
+"""What makes a folder a Helm chart ("Charts", Helm's documentation)."""
+
+
 def _units(path: Path) -> Iterator[Path]:
-    """What is read as one: a file, or a folder with a kustomization. Bases of another kustomization stand back."""
-    if path.is_file() or find_kustomization(path):
+    """What is read as one: a file, a folder with a kustomization, or the ``Chart.yaml`` of a chart. Bases of another
+    kustomization stand back. Raises UsageError for a path that is not there, or cannot be read."""
+    try:
+        there = path.exists()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{one_line(str(path), 200)} is no path: {getattr(error, 'strerror', error)}") from error
+    if not there:
+        raise UsageError(f"{path} does not exist", hint="name a file or a folder of manifests")
+    if not path.is_dir() or find_kustomization(path):
         yield path
         return
-    folders = [Path(root) for root, names, _ in os.walk(path) if _not_hidden(names)]
+    folders = [Path(root) for root, names, _ in os.walk(path, onerror=_refuse_folder) if _not_hidden(names)]
+    charts = [f for f in folders if (f / _CHART).is_file()]
+    folders = [f for f in folders if not any(f.is_relative_to(chart) for chart in charts)]
+    yield from (chart / _CHART for chart in charts if not any(c in chart.parents for c in charts))
     overlays = [f for f in folders if find_kustomization(f)]
     taken = {file.resolve() for f in overlays for file in source_files(f)}
     bases = {file.parent for f in overlays for file in source_files(f) if file.parent != f.resolve()}
@@ -259,8 +284,42 @@ def _units(path: Path) -> Iterator[Path]:
                 yield folder
             continue
         for file in sorted(folder.iterdir()):
-            if file.suffix in _SUFFIXES and file.is_file() and file.resolve() not in taken:
+            # A link that leads nowhere is told: what it should lead to is not checked.
+            if file.suffix in _SUFFIXES and (file.is_file() or file.is_symlink()) and _real(file) not in taken:
                 yield file
+
+
+def _real(file: Path) -> Path:
+    try:
+        return file.resolve()
+    except (OSError, RuntimeError):  # links in a circle; reading it says so
+        return file
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise UsageError(f"{error.filename} cannot be read: {error.strerror}", hint="check its rights") from error
+
+
+def _chart(file: Path) -> Finding:
+    return Finding(
+        rule="template",
+        severity=Severity.ERROR,
+        file=_show(file),
+        line=1,
+        message="a Helm chart: its templates are no manifests until they are rendered, so nothing in it was checked",
+        remedy="helm template NAME FOLDER | invoke deploy.check -",
+    )
+
+
+def _nothing(file: str) -> Finding:
+    return Finding(
+        rule="nothing-to-check",
+        severity=Severity.ERROR,
+        file=file,
+        line=1,
+        message="there is no Kubernetes object in it",
+        remedy="name the file or folder that has the manifests; for a pipe, see whether the command before it failed",
+    )
 
 
 def _not_hidden(names: list[str]) -> bool:
@@ -278,6 +337,10 @@ def _render(folder: Path, renderer: Renderer) -> tuple[_Rendered, str]:
     if any(f.severity is Severity.ERROR and f.rule != "yaml-duplicate-key" for f in broken):
         documents = [d for file, docs, _ in sources if file.name not in _KUSTOMIZATIONS for d in docs]
         return _Rendered(documents=documents, findings=broken, files=files), "not rendered"
+    missing = [_elsewhere(place) for place in elsewhere(folder)]
+    if missing:
+        documents = [d for file, docs, _ in sources if file.name not in _KUSTOMIZATIONS for d in docs]
+        return _Rendered(documents=documents, findings=[*broken, *missing], files=files), "not rendered"
     try:
         text = render_subset(folder) if program is None else _run(program, folder)
     except BuildkitError as error:
@@ -300,6 +363,17 @@ def _render(folder: Path, renderer: Renderer) -> tuple[_Rendered, str]:
     return _Rendered(documents=placed + local, findings=[*broken, *findings], files=files), program[
         0
     ] if program else "own"
+
+
+def _elsewhere(place: Field) -> Finding:
+    return Finding(
+        rule="kustomize",
+        severity=Severity.ERROR,
+        file=_show(Path(place.file)),
+        line=place.line,
+        message=f"does not render: there is no file or folder {place.text!r} here, and a check fetches nothing",
+        remedy="correct the path; for a remote base, pipe in what kustomize build prints",
+    )
 
 
 _KUSTOMIZATIONS = ("kustomization.yaml", "kustomization.yml", "Kustomization")

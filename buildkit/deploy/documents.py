@@ -301,6 +301,11 @@ def read_file(path: Path, shown: str | None = None) -> tuple[list[Document], lis
             raw = handle.read(MAX_FILE + 1)
     except OSError as error:
         return [], [_unreadable(name, f"cannot be read: {error.strerror or error}", "check the path and its rights")]
+    return read_bytes(raw, name)
+
+
+def read_bytes(raw: bytes, name: str) -> tuple[list[Document], list[Finding]]:
+    """The documents in the bytes of a file, or of a stream that is shown as ``name``."""
     if len(raw) > MAX_FILE:
         return [], [_unreadable(name, f"is larger than {MAX_FILE} bytes", "a manifest has a few kilobytes")]
     try:

@@ -36,7 +36,7 @@ class Finding:
         return {
             "rule": self.rule,
             "severity": str(self.severity),
-            "file": self.file,
+            "file": one_line(self.file),
             "line": self.line,
             "subject": self.subject,
             "message": one_line(self.message),
@@ -46,5 +46,5 @@ class Finding:
     def render(self) -> str:
         """Two lines for people; the first in the form that editors and CI logs link."""
         subject = f"{one_line(self.subject)}: " if self.subject else ""
-        head = f"{self.file}:{self.line}: {self.severity} [{self.rule}] {subject}{one_line(self.message)}"
+        head = f"{one_line(self.file)}:{self.line}: {self.severity} [{self.rule}] {subject}{one_line(self.message)}"
         return f"{head}\n    -> {one_line(self.remedy)}"

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from buildkit.deploy.documents import Field, read_documents, read_file
+from buildkit.deploy.documents import MAX_FILE, Document, Field, read_documents, read_file
 from buildkit.deploy.namehash import name_hash
 from buildkit.errors import UsageError
 
@@ -52,7 +52,12 @@ _KNOWN = frozenset(
         "sortOptions",
     ]
 )
-_MAX_BASES = 20
+_LISTS = _KNOWN - {"apiVersion", "kind", "metadata", "namespace", "namePrefix", "nameSuffix"}
+_LISTS -= {"commonLabels", "commonAnnotations", "generatorOptions", "sortOptions"}
+_TEXTS = ("namespace", "namePrefix", "nameSuffix")
+_MAX_BASES = 500
+"""Bases that are taken in, counted as often as they are: a few that name each other twice would double each time."""
+_PATH_FIELDS = ("resources", "bases", "components")
 _CLUSTER_KINDS = frozenset(
     [
         "Namespace",
@@ -150,6 +155,11 @@ class Resource:
     def namespace(self) -> str:
         return str(self.metadata.get("namespace") or "default")
 
+    @property
+    def annotations(self) -> Value:
+        found = self.metadata.get("annotations")
+        return found if isinstance(found, dict) else {}
+
     def rename(self, name: str) -> None:
         self.names.append(self.name)
         self.metadata["name"] = name
@@ -162,16 +172,12 @@ def find_kustomization(folder: Path) -> Path | None:
 
 def render_subset(folder: Path) -> str:
     """The YAML that ``kustomize build FOLDER`` would print, up to layout. Raises UsageError, with file and line."""
-    resources = _accumulate(folder.resolve(), 0)
+    resources = _accumulate(folder.resolve(), _Bases())
     for resource in resources:
         if resource.hashed:
             resource.rename(f"{resource.name}-{name_hash(resource.kind, resource.value)}")
     _fix_references(resources)
-    kept = [
-        r.value
-        for r in resources
-        if str((r.metadata.get("annotations") or {}).get(_LOCAL_CONFIG, "")).lower() != "true"
-    ]
+    kept = [r.value for r in resources if str(r.annotations.get(_LOCAL_CONFIG, "")).lower() != "true"]
     ordered = sorted(kept, key=_order)
     return yaml.dump_all(ordered, Dumper=_PlainDumper, sort_keys=True, allow_unicode=True, width=2**30)
 
@@ -212,13 +218,42 @@ def _sources(folder: Path, seen: set[Path]) -> Iterator[Path]:
         root = read_kustomization(folder)
     except UsageError:
         return
-    for entry in root.at("resources").texts + root.at("bases").texts:
-        target = (folder / entry).resolve() if "://" not in entry else folder
+    for entry in (e for key in _PATH_FIELDS for e in root.at(key).texts):
+        target = _existing(folder, entry)
+        if target is None:
+            continue
         if target.is_dir():
             yield from _sources(target, seen)
         elif target.is_file() and target not in seen:
             seen.add(target)
             yield target
+
+
+def elsewhere(folder: Path) -> Iterator[Field]:
+    """Entries of a kustomization and its bases that are not here: remote ones, which kustomize would fetch, and
+    misspelt ones, which it takes for remote ones."""
+    for file in source_files(folder):
+        if file.name not in FILE_NAMES:
+            continue
+        try:
+            root = read_kustomization(file.parent)
+        except UsageError:
+            continue  # rendering reports it
+        for entry in (e for key in _PATH_FIELDS for e in root.at(key).items):
+            if entry.text and _existing(file.parent, entry.text) is None:
+                yield entry
+
+
+def _existing(folder: Path, name: str) -> Path | None:
+    """Where a path in a kustomization leads; None for what is not there, or cannot be a path."""
+    if not name or "://" in name:
+        return None
+    try:
+        target = (folder / name).resolve()
+        target.stat()
+    except (OSError, ValueError, RuntimeError):  # a name too long, with a NUL in it; links in a circle
+        return None
+    return target
 
 
 def _refuse(place: Field, message: str, hint: str | None = None) -> UsageError:
@@ -228,16 +263,35 @@ def _refuse(place: Field, message: str, hint: str | None = None) -> UsageError:
     )
 
 
-def _accumulate(folder: Path, depth: int) -> list[Resource]:
+@dataclass(frozen=True, slots=True)
+class _Bases:
+    """Where rendering is: the kustomizations around this one, and how many were taken in (shared by all)."""
+
+    around: tuple[Path, ...] = ()
+    taken: list[Path] = field(default_factory=list)
+
+    def enter(self, folder: Path, place: Field) -> _Bases:
+        """The same for a base. Raises UsageError for a circle, and for too many."""
+        if folder in self.around:
+            raise _refuse(place, f"{place.text!r} leads back to a kustomization around it", "break the circle")
+        self.taken.append(folder)
+        if len(self.taken) > _MAX_BASES:
+            raise _refuse(place, f"more than {_MAX_BASES} bases", "take each base in once")
+        return self.inside(folder)
+
+    def inside(self, folder: Path) -> _Bases:
+        return _Bases((*self.around, folder), self.taken)
+
+
+def _accumulate(folder: Path, bases: _Bases) -> list[Resource]:
     root = read_kustomization(folder)
-    if depth > _MAX_BASES:
-        raise _refuse(root, "bases nest too deep, or in a circle", "a base must not take in its overlay")
+    here = bases.inside(folder) if not bases.around else bases
     for key, place in root.fields:
         if key not in _KNOWN:
             raise _refuse(place, f"{key!r} is not among the fields that are rendered without kustomize")
-    resources = [
-        r for entry in root.at("resources").items + root.at("bases").items for r in _load(entry, folder, depth)
-    ]
+        if place.present and not _fits(key, place):
+            raise _refuse(place, f"{key} must be {'a list' if key in _LISTS else 'a text'}", "correct the field")
+    resources = [r for entry in root.at("resources").items + root.at("bases").items for r in _load(entry, folder, here)]
     resources += _generate(root, folder)
     _refuse_twins(root, resources)
     _patch(root, folder, resources)
@@ -251,6 +305,13 @@ def _accumulate(folder: Path, depth: int) -> list[Resource]:
     return resources
 
 
+def _fits(key: str, place: Field) -> bool:
+    """Whether a field of the kustomization has its type, as far as it matters here."""
+    if key in _LISTS:
+        return isinstance(place.value, list)
+    return place.text is not None if key in _TEXTS else True
+
+
 def _refuse_twins(root: Field, resources: Sequence[Resource]) -> None:
     seen: set[tuple[str, str, str, str]] = set()
     for resource in resources:
@@ -260,32 +321,50 @@ def _refuse_twins(root: Field, resources: Sequence[Resource]) -> None:
         seen.add(identity)
 
 
-def _load(entry: Field, folder: Path, depth: int) -> list[Resource]:
+def _load(entry: Field, folder: Path, bases: _Bases) -> list[Resource]:
     text = entry.text
-    if text is None:
+    if not text:
         raise _refuse(entry, "a resource must be the path of a file or folder", "correct the entry")
-    target = (folder / text).resolve()
-    if "://" in text or text.startswith("git@") or not target.exists():
+    target = _existing(folder, text)
+    if target is None:
         raise _refuse(entry, f"no file or folder {text!r}", "remote resources need kustomize itself")
     if target.is_dir():
-        return _accumulate(target, depth + 1)
+        return _accumulate(target, bases.enter(target, entry))
     if not target.is_relative_to(folder):
         raise _refuse(
             entry, f"{text!r} is outside of the folder", "move it into the folder, or make it a base of its own"
         )
+    if not target.is_file():
+        raise _refuse(entry, f"{text!r} is no regular file", "correct the entry")
     documents, findings = read_file(target)
     if findings:
         raise UsageError(f"{findings[0].file}:{findings[0].line}: {findings[0].message}", hint=findings[0].remedy)
     out = []
     for document in documents:
-        values = document.value
-        listed = isinstance(values, dict) and str(values.get("kind", "")).endswith("List")
-        for value in (values.get("items") or []) if listed else [values]:
-            name = value.get("metadata", {}).get("name") if isinstance(value, dict) else None
-            if not isinstance(value, dict) or not value.get("kind") or not isinstance(name, str):
-                raise _refuse(document.root, "is not a Kubernetes object with kind and metadata.name", "correct it")
-            out.append(Resource(value=copy.deepcopy(value), original=name))
+        root = document.root
+        listed = (root.at("kind").text or "").endswith("List") and isinstance(root.at("items").value, list)
+        for place in root.at("items").items if listed else (root,):
+            name = _check_object(place)
+            out.append(Resource(value=copy.deepcopy(place.value), original=name))
     return out
+
+
+def _check_object(place: Field) -> str:
+    """The name of the object at ``place``. Raises UsageError where kind, metadata, name, labels or annotations are not
+    what the transformers (and kustomize) take them for."""
+    metadata = place.at("metadata")
+    name = metadata.at("name").text
+    if not place.at("kind").text or not name:
+        raise _refuse(place, "is not a Kubernetes object with kind and metadata.name", "correct it")
+    if place.at("apiVersion").present and place.at("apiVersion").text is None:
+        raise _refuse(place.at("apiVersion"), "apiVersion is no text", "correct it")
+    for part in ("labels", "annotations"):
+        pairs = metadata.at(part)
+        if pairs.present and not (isinstance(pairs.value, dict) and len(pairs.strings) == len(pairs.value)):
+            raise _refuse(pairs, f"{part} must be texts, each with a name", "put values in quotes")
+    if metadata.at("namespace").present and metadata.at("namespace").text is None:
+        raise _refuse(metadata.at("namespace"), "the namespace is no text", "put it in quotes")
+    return name
 
 
 # Generators ----------------------------------------------------------------------------------------------------------
@@ -367,13 +446,19 @@ def _contents(entry: Field, folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _inside(place: Field, folder: Path, name: str) -> bytes:
-    target = (folder / name).resolve()
+    target = _existing(folder, name)
+    if target is None or not (target.is_file() or target.is_dir()):
+        raise _refuse(place, f"{name!r} cannot be read: there is no such file", "correct the path")
     if not target.is_relative_to(folder):
         raise _refuse(place, f"{name!r} is outside of the folder", "kustomize reads files from its own folder only")
     try:
-        return target.read_bytes()
+        with target.open("rb") as handle:
+            content = handle.read(MAX_FILE + 1)
     except OSError as error:
         raise _refuse(place, f"{name!r} cannot be read: {error.strerror or error}", "correct the path") from error
+    if len(content) > MAX_FILE:
+        raise _refuse(place, f"{name!r} is larger than {MAX_FILE} bytes", "an object holds at most 1 MiB")
+    return content
 
 
 # Transformers --------------------------------------------------------------------------------------------------------
@@ -557,6 +642,15 @@ def _apply_patch(item: Field, folder: Path, text: str, target: Field | None, res
                 resource.value = _merge(resource.value, body_only, resource.kind)
             else:
                 raise _refuse(item, "a patch is a mapping or a list of operations", "correct the patch")
+            _check_patched(item, resource)
+
+
+def _check_patched(item: Field, resource: Resource) -> None:
+    """What a patch has made must still be an object. Raises UsageError, at the patch."""
+    try:
+        _check_object(Document(file=item.file, value=resource.value, lines={}).root)
+    except UsageError as error:
+        raise _refuse(item, f"what it makes {error.message.partition(': ')[2]}", "correct the patch") from error
 
 
 def _targets(item: Field, patch: Any, target: Field | None, resources: Sequence[Resource]) -> list[Resource]:

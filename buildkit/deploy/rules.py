@@ -34,6 +34,7 @@ PLACEHOLDER = "0" * 64
 
 RULES: Mapping[str, str] = MappingProxyType(
     {
+        "nothing-to-check": "a file, folder or pipe without any Kubernetes object",
         "yaml": "a file or document that cannot be read",
         "yaml-key": "a mapping with a key that is no scalar",
         "yaml-duplicate-key": "a key that is given twice",

@@ -11,6 +11,7 @@ from buildkit.check.recipe import policy_of
 from buildkit.cli import ReportedFailure, command, emit_json
 from buildkit.deploy import Settings, check_manifests, plan_cards
 from buildkit.deploy.attached import AttachedEvidence, default_policy
+from buildkit.deploy.documents import MAX_FILE
 from buildkit.deploy.pin import pin as pin_image
 from buildkit.errors import UsageError
 from buildkit.model import Reference
@@ -128,7 +129,8 @@ def wheelhouse(
         raise ReportedFailure(f"{lock}: the wheelhouse has findings")
 
 
-def _manifests(folder: str) -> tuple[list[Path | str], str | None]:
+def _manifests(folder: str) -> tuple[list[Path | str], bytes | None]:
+    """The paths to read, or standard input: as bytes, whatever its encoding is thought to be here."""
     if folder == "-":
-        return [], sys.stdin.read()
+        return [], sys.stdin.buffer.read(MAX_FILE + 1)
     return [Path(folder or "deploy")], None

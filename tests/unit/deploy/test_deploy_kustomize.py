@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from buildkit.deploy import check_manifests
+from buildkit.deploy.documents import MAX_FILE
 from buildkit.deploy.kustomize import find_kustomization, render_subset, source_files, split_path
 from buildkit.errors import UsageError
 
@@ -48,7 +50,29 @@ def test_the_subset_equals_kustomize_object_for_object_in_order(folder: Path) ->
         ("resources: [1]\n", "must be the path"),
         ("resources: [odd.yaml]\n", "is not a Kubernetes object"),
         ("resources: [broken.yaml]\n", "broken.yaml:1: does not parse"),
-        ("resources: [.]\n", "nest too deep"),
+        ("resources: [.]\n", "leads back to a kustomization around it"),
+        ("resources: [ring]\n", "leads back to a kustomization around it"),
+        ("resources: [ring/link]\n", "no file or folder"),
+        ("resources: [many]\n", "more than 500 bases"),
+        ("resources: ['']\n", "must be the path"),
+        ("resources: ['a\\0b']\n", "no file or folder"),
+        (f"resources: [{'9' * 5000}x]\n", "no file or folder"),
+        ("resources: [pipe]\n", "is no regular file"),
+        ("resources: cm.yaml\n", "resources must be a list"),
+        ("namespace: [a]\n", "namespace must be a text"),
+        ("resources: [kinds.yaml]\n", "kinds.yaml:1: is not a Kubernetes object"),
+        ("resources: [labels.yaml]\n", "labels.yaml:1: labels must be texts"),
+        (
+            "resources: [cm.yaml]\npatches: [{patch: '{metadata: {name: cm}, kind: ConfigMap}'}]\nlabels: {a: b}\n",
+            "labels must",
+        ),
+        (
+            "resources: [cm.yaml]\npatches:\n"
+            "- {patch: '[{op: replace, path: /metadata, value: 5}]', target: {kind: C.*}}\n",
+            "what it makes is not a Kubernetes object",
+        ),
+        ("configMapGenerator: [{name: a, files: [pipe]}]\n", "there is no such file"),
+        ("configMapGenerator: [{name: a, files: [large.bin]}]\n", "is larger than"),
         ("resources: [cm.yaml, cm.yaml]\n", "comes twice"),
         ("configMapGenerator: [{name: a, files: [../outside.yaml]}]\n", "outside of the folder"),
         ("configMapGenerator: [{name: a, files: [none]}]\n", "cannot be read"),
@@ -78,6 +102,20 @@ def test_what_it_cannot_render_is_refused_by_name_and_line(tmp_path: Path, text:
     (folder / "odd.yaml").write_text("- 1\n")
     (folder / "broken.yaml").write_text("a: ]\n")
     (folder / "cm.yaml").write_text("{apiVersion: v1, kind: ConfigMap, metadata: {name: cm}, data: {a: b}}\n")
+    (folder / "kinds.yaml").write_text("{apiVersion: v1, kind: ConfigMap, metadata: 5}\n")
+    (folder / "labels.yaml").write_text("{apiVersion: v1, kind: ConfigMap, metadata: {name: a, labels: {b: 1}}}\n")
+    os.mkfifo(folder / "pipe")
+    with (folder / "large.bin").open("wb") as handle:
+        handle.truncate(MAX_FILE + 1)
+    (folder / "ring").mkdir()
+    (folder / "ring" / "kustomization.yaml").write_text("resources: [../ring]\n")
+    (folder / "ring" / "link").symlink_to("link")
+    for number in range(12):
+        base = folder / ("many" if number == 0 else f"many{number}")
+        base.mkdir()
+        (base / "kustomization.yaml").write_text(f"resources: [../many{number + 1}, ../many{number + 1}]\n")
+    (folder / "many12").mkdir()
+    (folder / "many12" / "kustomization.yaml").write_text("namespace: a\n")
     with pytest.raises(UsageError) as caught:
         render_subset(folder)
     assert says in str(caught.value)
