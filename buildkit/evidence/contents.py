@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO, cast
 
@@ -30,6 +31,8 @@ from buildkit.image.streams import tar_of
 
 MAX_PACKAGES = 20_000
 """Packages that are listed; more are counted, and said."""
+MAX_KEPT = 200_000
+"""Packages that are kept in memory meanwhile."""
 MAX_PROBLEMS = 50
 MAX_PROGRAM = 2**30
 """Bytes of a program that is searched for a list of its crates."""
@@ -66,69 +69,98 @@ def read_contents(source: ImageSource, *, progress: Callable[[int], object] = la
     ``progress`` is told how many more bytes have been read. Raises ImageError for a corrupt image, StorageError; what
     is wrong within one file costs that file.
     """
-    overlay: Overlay[_Found] = Overlay()
     try:
-        with tempfile.TemporaryFile(prefix="buildkit-program-") as opened:
-            spool = cast(BinaryIO, opened)
+        with tempfile.TemporaryFile(prefix="buildkit-program-") as spool:
+            reading = _Reading(cast(BinaryIO, spool), progress)
             for stream in source.stream(range(len(source.layers))):
                 with stream, ReadAhead(tar_of(stream)) as ahead:
-                    _read_layer(
-                        tarspan.TarReader(ahead, where=f"layer {stream.index + 1}"),
-                        stream.index,
-                        overlay,
-                        spool,
-                        progress,
-                    )
+                    reading.layer(tarspan.TarReader(ahead, where=f"layer {stream.index + 1}"), stream.index)
     except OSError as error:
         raise StorageError(f"the folder for temporary files: {error.strerror}") from error
-    return _summed(overlay.values())
+    return _summed(reading.overlay.values())
 
 
-def _read_layer(
-    reader: tarspan.TarReader, layer: int, overlay: Overlay[_Found], spool: BinaryIO, progress: Callable[[int], object]
-) -> None:
-    told = 0
-    own: dict[str, _Found] = {}
-    for entry in reader:
-        progress(reader.offset - told)
-        told = reader.offset
+class _Reading:
+    """One pass. ``spool`` holds one program at a time; ``left`` is how many packages are still kept, hidden ones
+    included: a hostile image may list more than there is memory for."""
+
+    def __init__(self, spool: BinaryIO, progress: Callable[[int], object]) -> None:
+        self.overlay: Overlay[_Found] = Overlay()
+        self._spool = spool
+        self._progress = progress
+        self._left = MAX_KEPT
+
+    def layer(self, reader: tarspan.TarReader, layer: int) -> None:
+        """Read one layer, to its verified end."""
+        told = 0
+        own: dict[str, _Found] = {}
+        for entry in reader:
+            self._progress(reader.offset - told)
+            told = reader.offset
+            try:
+                path = self.overlay.enter(entry.name, layer)
+                target = tarspan.normalise(entry.link) if entry.kind == tarspan.HARDLINK else b""
+            except ValueError:
+                continue  # it leads out of the image: no container sees it
+            if path is None:
+                continue
+            found: _Found | None = None
+            if entry.kind in _FILES:
+                found = self._file(reader, entry, path)
+            elif entry.kind == tarspan.HARDLINK and reader_for(path) is not None:
+                # Installers that link out of a cache: the content came with the first name, in the same layer.
+                found = own.get("/" + target.decode("utf-8", "surrogateescape"))
+            if found is not None:
+                own[path] = found
+            self.overlay.add(path, layer, found, folder=entry.kind == tarspan.DIRECTORY)
+        # What follows the end belongs to the layer's digest: the source compares it only after the last byte.
+        reader.finish()
+        self._progress(reader.offset - told)
+
+    def _file(self, reader: tarspan.TarReader, entry: tarspan.Entry, path: str) -> _Found | None:
+        chosen = reader_for(path)
         try:
-            path = overlay.enter(entry.name, layer)
-        except ValueError:
-            continue  # it leads out of the image: no container sees it
-        if path is None:
-            continue
-        found: _Found | None = None
-        if entry.kind in _FILES:
-            found = _read_file(reader, entry, path, spool)
-        elif entry.kind == tarspan.HARDLINK and reader_for(path) is not None:
-            # Installers that link out of a cache: the content came with the first name, in the same layer.
-            found = own.get(posixpath.join("/", entry.link.decode("utf-8", "surrogateescape")))
-        if found is not None:
-            own[path] = found
-        overlay.add(path, layer, found, folder=entry.kind == tarspan.DIRECTORY)
-    # What follows the end belongs to the layer's digest: the source compares it only after the last byte.
-    reader.finish()
-    progress(reader.offset - told)
+            if chosen is not None:
+                read, limit = chosen
+                return self._kept(read(_exactly(reader, min(entry.size, limit))), path)
+            if _COPYRIGHT.fullmatch(path):
+                return _Found(licenses=read_copyright(_exactly(reader, min(entry.size, MAX_METADATA))))
+            if path in OS_RELEASE:
+                return _Found(system=read_os_release(_exactly(reader, min(entry.size, _MAX_OS_RELEASE))))
+            if path in RPM_DATABASES:
+                return _Found(unread=f"{path}: RPM's database is not read")
+            if _may_be_program(entry, path):
+                return self._program(reader, entry.size, path)
+        except FormatError as error:
+            return _Found(unread=f"{path}: {error.message}")
+        return None
 
+    def _kept(self, packages: Iterator[Package], path: str) -> _Found:
+        kept = tuple(itertools.islice(packages, self._left))
+        self._left -= len(kept)
+        return _Found(packages=kept, unread="" if self._left else f"{path}: the image lists too many packages")
 
-def _read_file(reader: tarspan.TarReader, entry: tarspan.Entry, path: str, spool: BinaryIO) -> _Found | None:
-    chosen = reader_for(path)
-    try:
-        if chosen is not None:
-            read, limit = chosen
-            return _Found(packages=tuple(read(_exactly(reader, min(entry.size, limit)))))
-        if _COPYRIGHT.fullmatch(path):
-            return _Found(licenses=read_copyright(_exactly(reader, min(entry.size, MAX_METADATA))))
-        if path in OS_RELEASE:
-            return _Found(system=read_os_release(_exactly(reader, min(entry.size, _MAX_OS_RELEASE))))
-        if path in RPM_DATABASES:
-            return _Found(unread=f"{path}: RPM's database is not read")
-        if _may_be_program(entry, path):
-            return _read_program(reader, entry.size, path, spool)
-    except FormatError as error:
-        return _Found(unread=f"{path}: {error.message}")
-    return None
+    def _program(self, reader: tarspan.TarReader, size: int, path: str) -> _Found | None:
+        """A program's crates, if its section names may have theirs. Only ELF files are copied aside."""
+        head = _exactly(reader, min(size, len(MAGIC)))
+        if head != MAGIC:
+            return None
+        if size > MAX_PROGRAM:
+            return _Found(unread=f"{path}: is {size} bytes, and was not searched for crates")
+        spool = self._spool
+        spool.seek(0)
+        spool.truncate()
+        spool.write(head)
+        left, tail, marked = size - len(head), head, False
+        while left and (data := reader.read(min(left, _STEP))):
+            spool.write(data)
+            marked = marked or _MARK in tail[-len(_MARK) :] + data
+            tail = data
+            left -= len(data)
+        if not marked:
+            return None
+        spool.flush()
+        return self._kept(read_audited(FileReader(spool)), path)
 
 
 def _may_be_program(entry: tarspan.Entry, path: str) -> bool:
@@ -138,28 +170,6 @@ def _may_be_program(entry: tarspan.Entry, path: str) -> bool:
         return False
     name = posixpath.basename(path)
     return bool(mode & 0o111) and entry.size >= 64 and ".so" not in name
-
-
-def _read_program(reader: tarspan.TarReader, size: int, path: str, spool: BinaryIO) -> _Found | None:
-    """A program's crates, if its section names may have theirs. Only ELF files are copied aside."""
-    head = _exactly(reader, min(size, len(MAGIC)))
-    if head != MAGIC:
-        return None
-    if size > MAX_PROGRAM:
-        return _Found(unread=f"{path}: is {size} bytes, and was not searched for crates")
-    spool.seek(0)
-    spool.truncate()
-    spool.write(head)
-    left, tail, marked = size - len(head), head, False
-    while left and (data := reader.read(min(left, _STEP))):
-        spool.write(data)
-        marked = marked or _MARK in tail[-len(_MARK) :] + data
-        tail = data
-        left -= len(data)
-    if not marked:
-        return None
-    spool.flush()
-    return _Found(packages=tuple(read_audited(FileReader(spool))))
 
 
 def _exactly(reader: tarspan.TarReader, size: int) -> bytes:

@@ -32,7 +32,7 @@ MAX_DATABASE = 64 * 2**20
 MAX_METADATA = 512 * 2**10
 """Bytes of one package's own metadata; of more, the beginning is read (the rest is a description)."""
 MAX_SECTION = 8 * 2**20
-MAX_UNPACKED = 64 * 2**20
+MAX_UNPACKED = 16 * 2**20
 _MAX_WORD = 300
 _MAX_LICENSES = 20
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
+import sysconfig
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +17,9 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from faults.doubles import FakeClock
 from faults.pushing import data_of
-from support.images import layer_tar, write_layout
+from packageurl import PackageURL
+from packaging.utils import canonicalize_name
+from support.images import layer_tar, write_archive, write_layout
 from support.published import publish
 from support.world import World
 
@@ -234,3 +238,30 @@ def test_the_bill_of_an_image_goes_with_it(registry: StackState, python_image: s
         found = fetch(client, image, "sbom")
         assert found is not None
         assert [(f.media_type, f.data) for f in found.files] == [(SBOM_TYPE, bill)]
+
+
+def test_the_bill_of_this_machine_is_what_its_own_tools_say(tmp_path: Path) -> None:
+    """dpkg's database and the running Python's packages, in an image; dpkg-query and importlib.metadata as oracles."""
+    site = Path(sysconfig.get_path("purelib"))
+    metadata = {
+        f"opt/venv/lib/python3/site-packages/{path.relative_to(site)}": path.read_bytes()
+        for path in site.glob("*.dist-info/METADATA")
+    }
+    layers = [
+        layer_tar({"var/lib/dpkg/status": Path("/var/lib/dpkg/status").read_bytes()}),
+        layer_tar({"etc/os-release": Path("/etc/os-release").read_bytes(), **metadata}),
+    ]
+    archive = write_archive(tmp_path / "image.tar", layers)
+    with open_source(f"docker-archive:{archive}") as source:
+        bill = make_sbom(source)
+    problem = JsonStrictValidator(SchemaVersion.V1_6).validate_str(bill.decode())
+    assert problem is None, problem
+    components = [(PackageURL.from_string(c["purl"]), c) for c in json.loads(bill)["components"]]
+    query = ["dpkg-query", "-W", "-f", "${Package} ${Version} ${Architecture} ${db:Status-Status}\n"]
+    lines = subprocess.run(query, check=True, capture_output=True, text=True).stdout.splitlines()
+    installed = {" ".join(line.split()[:3]) for line in lines if line.endswith(" installed")}
+    told = {f"{c['name']} {c['version']} {purl.qualifiers['arch']}" for purl, c in components if purl.type == "deb"}
+    assert told == installed
+    assert {(purl.name, purl.version) for purl, _ in components if purl.type == "pypi"} == {
+        (canonicalize_name(d.name), d.version) for d in importlib.metadata.distributions(path=[str(site)])
+    }

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from cudafiles import Part, elf
-from cudafiles.image import Item, MemoryImage, folder
+from cudafiles.image import Item, MemoryImage, folder, symlink
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from hypothesis import given, settings
@@ -143,6 +143,7 @@ def test_what_a_higher_layer_removes_hides_or_replaces_is_not_listed() -> None:
             "one/b.dist-info/METADATA": metadata("b"),
             "two/c.dist-info/METADATA": metadata("c"),
             "three/d.dist-info/METADATA": metadata("d"),
+            "four/e.dist-info/METADATA": metadata("e"),
         },
         {
             "var/lib/dpkg/status": STATUS + b"\nPackage: new\nStatus: install ok installed\nVersion: 3\n",
@@ -150,6 +151,7 @@ def test_what_a_higher_layer_removes_hides_or_replaces_is_not_listed() -> None:
             "one": folder(),
             "one/.wh..wh..opq": b"",
             "two": b"now a file",
+            "four": symlink("../elsewhere"),
         },
     )
     assert purls(bill(image)) == {
@@ -158,7 +160,7 @@ def test_what_a_higher_layer_removes_hides_or_replaces_is_not_listed() -> None:
 
 
 def test_files_linked_out_of_a_cache_are_read() -> None:
-    link = Item(type=tarfile.LNKTYPE, link="root/.cache/uv/a/t.dist-info/METADATA")
+    link = Item(type=tarfile.LNKTYPE, link="./root/.cache/uv/a/t.dist-info/METADATA")
     image = MemoryImage(
         {"root/.cache/uv/a/t.dist-info/METADATA": metadata("torch"), f"{SITE}/t.dist-info/METADATA": link},
         {"root/.wh..cache": b""},
@@ -197,6 +199,15 @@ def test_only_so_many_packages_are_listed(monkeypatch: pytest.MonkeyPatch) -> No
     found = read_contents(image)
     assert len(found.packages) == 3
     assert found.unread == ("2 packages above the 3 that are listed",)
+
+
+def test_lists_beyond_all_reason_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contents_module, "MAX_KEPT", 10)
+    status = b"".join(b"Package: p%d\nVersion: 1\n\n" % n for n in range(50))
+    found = read_contents(MemoryImage({f"var/lib/dpkg/status.d/{n}": status for n in range(3)}))
+    assert len(found.packages) == 10
+    assert len(found.unread) == 3
+    assert all("too many packages" in line for line in found.unread)
 
 
 def test_a_corrupt_layer_is_an_error_and_not_a_bill() -> None:
