@@ -2,7 +2,6 @@
 
 from buildkit.report.html import to_html
 from buildkit.report.markdown import to_markdown
-from buildkit.report.html import to_html
 from buildkit.report.model import (
     SCHEMA,
     STAGES,
