@@ -449,7 +449,7 @@ def _blob_row(blob: str, story: Sequence[TimelineEvent], scale: Linear, limits: 
         time=format_duration(max(end - start, 0.0)),
         status=status,
         bars=(
-            Bar(at=scale.at(start), width=_width(scale, start, end), kind="span"),
+            _bar(scale, start, end, "span"),
             *_spans(story, start, scale, limits.marks),
         ),
         marks=tuple(marks[-limits.marks :]),
@@ -485,11 +485,13 @@ def _spans(story: Sequence[TimelineEvent], start: float, scale: Linear, most: in
             else:
                 joined.append(span)
         spans = joined[:most]
-    return [Bar(at=scale.at(begin), width=_width(scale, begin, stop), kind=kind) for begin, stop, kind in spans]
+    return [_bar(scale, begin, stop, kind) for begin, stop, kind in spans]
 
 
-def _width(scale: Linear, begin: float, end: float) -> float:
-    return round(max(scale.at(end) - scale.at(begin), 0.3), 2)
+def _bar(scale: Linear, begin: float, end: float, kind: str) -> Bar:
+    """As wide as it must be to be seen, within the track."""
+    width = round(max(scale.at(end) - scale.at(begin), 0.3), 2)
+    return Bar(at=min(scale.at(begin), round(100 - width, 2)), width=width, kind=kind)
 
 
 def _map(items: Fold[T], make: Callable[[T], U]) -> Fold[U]:

@@ -431,7 +431,7 @@ def _write_time(at: datetime | None) -> str | None:
 
 def _round(seconds: float) -> float:
     """To the millisecond; what is no number of seconds (a clock that was set back) is 0."""
-    return round(seconds, 3) if math.isfinite(seconds) and seconds > 0 else 0.0
+    return round(float(seconds), 3) if math.isfinite(seconds) and seconds > 0 else 0.0
 
 
 def _text(digest: Digest | None) -> str | None:

@@ -9,6 +9,7 @@ import buildkit.tasks.deploy as deploy
 import buildkit.tasks.evidence as evidence
 import buildkit.tasks.images as images
 import buildkit.tasks.login as login
+import buildkit.tasks.pipeline as pipeline
 import buildkit.tasks.smoke as smoke
 import buildkit.tasks.split as split
 import buildkit.tasks.stack as stack
@@ -18,6 +19,7 @@ __all__ = ["namespace"]
 
 namespace = Collection()
 for _task in (
+    pipeline.pipeline,
     images.build,
     check.check,
     smoke.smoke,

@@ -68,15 +68,15 @@ def build(
     """Build the image of a recipe."""
     recipe = resolve.recipe_named(name)
     options = BuildOptions(
-        backend=_backend(backend),
+        backend=parse_backend(backend),
         builder=builder or None,
         output=Path(output) if output else None,
-        arguments=_arguments(build_arg),
+        arguments=parse_arguments(build_arg),
         source_url=source_url or None,
         source_revision=source_revision or None,
         revision=revision or None,
         tags=tuple(tag),
-        timeout=_timeout(timeout),
+        timeout=parse_timeout(timeout),
         rebuild=rebuild,
         ignore_disk=ignore_disk,
     )
@@ -269,21 +269,21 @@ def pull_check(
         raise ReportedFailure(f"{where} is not complete: {sum(not blob.ok for blob in report.blobs)} blobs failed")
 
 
-def _timeout(text: str) -> float | None:
+def parse_timeout(text: str) -> float | None:
     seconds = parse_duration(text, what="--timeout") if text else None
     if seconds == 0:
         raise UsageError("--timeout must be more than nothing")
     return seconds
 
 
-def _backend(text: str) -> Backend:
+def parse_backend(text: str) -> Backend:
     match text:
         case "auto" | "buildx" | "docker" | "classic":
             return text
     raise UsageError(f"--backend {text!r} is not known", hint="auto, buildx, docker or classic")
 
 
-def _arguments(pairs: list[str]) -> dict[str, str]:
+def parse_arguments(pairs: list[str]) -> dict[str, str]:
     out = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")

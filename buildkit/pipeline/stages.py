@@ -1,0 +1,350 @@
+"""What each stage of the pipeline does: a call into the package that does the work, and its result as an ``Outcome``.
+
+``Stages`` holds what they share: the image as it was built, divided and pushed. The order of the stages, and what a
+failure means for those behind it, is ``run.py``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from buildkit.build import BuildOptions, BuildResult, build, git
+from buildkit.check import run_check
+from buildkit.check.recipe import policy_of
+from buildkit.check.start import StartProof, prove_start
+from buildkit.deploy.attached import default_policy
+from buildkit.engine import Engine
+from buildkit.errors import NotFoundError, UsageError
+from buildkit.evidence import (
+    KINDS,
+    attach_all,
+    check_artifact,
+    evidence_artifact,
+    list_artifacts,
+    make_sbom,
+    newest,
+    report_artifact,
+    sbom_artifact,
+)
+from buildkit.gdn.compare import Verdict as Computed
+from buildkit.image.cache import BlobCache
+from buildkit.image.source import ImageSource
+from buildkit.image.transports import Location
+from buildkit.model import Digest, Reference
+from buildkit.pipeline.evidence import check_json, evidence_of
+from buildkit.pipeline.plan import Tags, divide_tags
+from buildkit.pipeline.timeline import Recorder
+from buildkit.promote import promote
+from buildkit.push import PushOptions, Target, push
+from buildkit.recipe import Recipe
+from buildkit.registry import CancelToken, Credentials, RegistryClient
+from buildkit.report import Layer, Report, Stage, to_html
+from buildkit.report.model import Verdict
+from buildkit.smoke import SmokeOptions, run_smoke
+from buildkit.smoke.recipe import subject_of
+from buildkit.split.rewrite import SplitOptions, split_image
+from buildkit.units import format_size
+from buildkit.verify import pull_check
+
+MARK = 12
+"""Hexadecimal digits of a commit or an image id in a tag."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """``reason`` is one line; ``data`` the JSON that the stage's own command prints."""
+
+    verdict: Verdict
+    reason: str
+    data: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is to be done.
+
+    ``repository`` has neither tag nor digest; ``wanted`` is the tag that the target names, if it names one. ``source``
+    is an image that is there already (a transport's text), with its ``tags``: for a run that does not build.
+    """
+
+    recipe: Recipe
+    repository: Reference
+    wanted: str | None = None
+    source: str | None = None
+    tags: tuple[str, ...] = ()
+    build: BuildOptions = field(default_factory=BuildOptions)
+    smoke: SmokeOptions = field(default_factory=SmokeOptions)
+    push: PushOptions = field(default_factory=PushOptions)
+    split: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What the stages act on. ``connect`` opens the engine, ``open_source`` an image by a transport's text."""
+
+    connect: Callable[[], Engine]
+    client: RegistryClient
+    credentials: Credentials
+    open_source: Callable[[str], ImageSource]
+    cache: BlobCache
+    shown: Recorder
+    cancel: CancelToken
+
+
+class Stages:
+    """One run's stages, and the image that passes through them. A context manager that frees what they hold open."""
+
+    def __init__(self, job: Job, world: World, *, digest: Digest | None = None) -> None:
+        """``digest``: of the image in the registry, where an earlier run has pushed it."""
+        self.job = job
+        self.world = world
+        self.digest = digest
+        self.tags: tuple[str, ...] = ()
+        self.before: tuple[Layer, ...] = ()
+        self.after: tuple[Layer, ...] | None = None
+        self._source = job.source
+        self._built: BuildResult | None = None
+        self._divided: ImageSource | None = None
+        self._engine: Engine | None = None
+        self._resources = ExitStack()
+
+    def __enter__(self) -> Stages:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._resources.close()
+
+    # The stages ------------------------------------------------------------------------------------------------------
+
+    def preflight(self) -> Outcome:
+        """What would make the push fail hours later: no engine, no way to the registry, no right to write there."""
+        if not (self.job.build.builder or self.job.recipe.build.builder):
+            self.engine()
+        self.world.client.probe_upload(self.job.repository.repository)
+        return Outcome(verdict="pass", reason=f"{self.job.repository.name} can be written to")
+
+    def build(self) -> Outcome:
+        recipe, options = self.job.recipe, self.job.build
+        engine = None if options.builder or recipe.build.builder else self.engine()
+        built = build(recipe, engine, options, self.world.shown.say)
+        self._built, self._source = built, built.source
+        self._note_layers()
+        names = ", ".join(built.names)
+        return Outcome(verdict="pass", reason=f"{names} with {built.backend}", data=built.to_json())
+
+    def check(self) -> Outcome:
+        source = self.source()
+        place = Location.parse(source)
+        prove: Callable[[], StartProof] | None = None
+        if place.kind == "docker-daemon" and place.name is not None:
+            name = place.name
+            prove = lambda: prove_start(self.engine(), name, self.job.recipe.start)  # noqa: E731
+        report = run_check(source, policy_of(self.job.recipe), open_image=self.world.open_source, prove=prove)
+        return Outcome(verdict="pass" if report.ok else "fail", reason=report.summary(), data=report.to_json())
+
+    def smoke(self) -> Outcome:
+        if not self.job.smoke.levels:
+            return Outcome(verdict="skipped", reason=f"recipe {self.job.recipe.name} names no levels")
+        name = self.local_image()
+        report = run_smoke(
+            subject_of(
+                self.job.recipe, name, revision=self.job.build.source_revision or self.job.recipe.source.revision
+            ),
+            self.job.smoke,
+            engine=self.engine(),
+            open_image=self.world.open_source,
+            say=self.world.shown.say,
+        )
+        verdict: Verdict = "fail"
+        if report.verdict is Computed.PASS:
+            verdict = "pass"
+        elif report.verdict is Computed.NOT_RUN:
+            verdict = "not-run"
+        return Outcome(verdict=verdict, reason=report.summary(), data=report.to_json())
+
+    def split(self) -> Outcome:
+        if not self.job.split:
+            return Outcome(verdict="skipped", reason="layers above the limit go in chunks")
+        options = SplitOptions(
+            limit=self.world.client.options.body_limit, codec=self.job.push.codec, threads=self.job.push.threads
+        )
+        whole = self._resources.enter_context(self.world.open_source(self.source()))
+        done = self._resources.enter_context(split_image(whole, options))
+        report = done.report
+        self._divided = done.image
+        self.before = tuple(
+            Layer(
+                label=f"layer {layer.number}",
+                size=layer.size or sum(part.size or part.predicted for part in layer.parts) or None,
+                tar_size=layer.tar_size,
+            )
+            for layer in report.layers
+        )
+        self.after = layers_of(done.image)
+        return Outcome(
+            verdict="pass",
+            reason=f"{report.layers_before} layers became {report.layers_after}",
+            data=report.to_json(),
+        )
+
+    def push(self) -> Outcome:
+        with ExitStack() as stack:
+            source = self._divided or stack.enter_context(self.world.open_source(self.source()))
+            tags = self.plan_tags(source.image_id)
+            target = Target(repository=self.job.repository, tags=tags.fixed)
+            self.world.shown.begin()
+            report = push(
+                source,
+                target,
+                client=self.world.client,
+                cache=self.world.cache,
+                options=self.job.push,
+                display=self.world.shown,
+                cancel=self.world.cancel,
+            )
+        self.digest, self.tags = report.manifest.digest, tags.fixed
+        self._note_layers()
+        what = "is up to date" if report.up_to_date else f"{format_size(report.bytes_sent)} sent"
+        return Outcome(verdict="pass", reason=f"{target}: {what}", data=report.to_json())
+
+    def verify(self) -> Outcome:
+        report = pull_check(self.image(), client=self.world.client, say=self.world.shown.say)
+        bad = [blob.label for blob in report.blobs if not blob.ok]
+        reason = f"{', '.join(bad)} not complete" if bad else f"{len(report.blobs)} blobs are complete"
+        return Outcome(verdict="pass" if report.ok else "fail", reason=reason, data=report.to_json())
+
+    def attach(self, report: Report) -> Outcome:
+        """Attach what goes with the image: evidence, report, check and SBOM."""
+        image = self.image()
+        assert image.digest is not None
+        # What is attached is complete, with this very stage: it is there once it has passed.
+        told = report.with_stage(Stage(name="attach", verdict="pass", reason="attached", started=report.finished))
+        evidence = evidence_of(told, image.digest, self.job.recipe.platform, known_bad=default_policy().known_bad)
+        artifacts = [
+            evidence_artifact(evidence),
+            report_artifact(told.dump(), to_html(told).encode("utf-8", "backslashreplace"), created=told.finished),
+        ]
+        check = check_json(report)
+        if check is not None:
+            artifacts.append(check_artifact(check, created=told.finished))
+        listed = list_artifacts(self.world.client, image)
+        if newest(listed, "sbom") is None:
+            self.world.shown.say("reading what is installed in the image")
+            check_data = report.stage("check")
+            with self.world.open_source(self.source()) as source:
+                bill = make_sbom(source, image=image, check=check_data.data if check_data else None)
+            artifacts.append(sbom_artifact(bill))
+        descriptors = attach_all(self.world.client, image, artifacts)
+        names = {kind: name for name, kind in KINDS.items()}
+        attached = {
+            names[artifact.kind]: str(descriptor.digest)
+            for artifact, descriptor in zip(artifacts, descriptors, strict=True)
+        }
+        return Outcome(
+            verdict="pass", reason=f"attached: {', '.join(attached)}", data={"image": str(image), "attached": attached}
+        )
+
+    def promote(self) -> Outcome:
+        image = self.image()
+        moving = self.plan_tags(image.digest).moving
+        if not moving:
+            return Outcome(verdict="skipped", reason=f"recipe {self.job.recipe.name} has no tag that moves")
+        results = [
+            promote(self.world.client, image, tag, ancestry=self._ancestry, say=self.world.shown.say) for tag in moving
+        ]
+        self.tags = (*self.tags, *(tag for tag, done in zip(moving, results, strict=True) if done.moved))
+        return Outcome(
+            verdict="pass" if all(done.ok for done in results) else "fail",
+            reason="; ".join(f"{tag}: {done.reason}" for tag, done in zip(moving, results, strict=True)),
+            data={"tags": {tag: done.to_json() for tag, done in zip(moving, results, strict=True)}},
+        )
+
+    # What they share -------------------------------------------------------------------------------------------------
+
+    def engine(self) -> Engine:
+        """The engine, once it is needed. Raises MissingComponentError where none answers."""
+        if self._engine is None:
+            self._engine = self._resources.enter_context(self.world.connect())
+        return self._engine
+
+    def source(self) -> str:
+        """The image as a transport's text: as it was built, else as it is in the registry."""
+        if self._source is not None:
+            return self._source
+        return f"docker://{self.image()}"
+
+    def image(self) -> Reference:
+        """The image in the registry, by its digest."""
+        if self.digest is None:
+            raise UsageError(
+                "no image has been pushed that this could be about", hint="add push to --stages, or --resume REF@DIGEST"
+            )
+        return self.job.repository.with_digest(self.digest)
+
+    def local_image(self) -> str:
+        """The image's name in the engine, which fetches it where it has been pushed from another machine."""
+        if self._source is not None:
+            place = Location.parse(self._source)
+            if place.kind == "docker-daemon" and place.name is not None:
+                return place.name
+        image, engine = self.image(), self.engine()
+        with self.world.open_source(f"docker://{image}") as remote:
+            config = remote.image_id
+        for name in (str(image), str(config)):
+            try:
+                engine.inspect(name)
+            except NotFoundError:
+                continue
+            return name
+        self.world.shown.say(f"the engine fetches {image}")
+        found = self.world.credentials.lookup(image.registry)
+        engine.pull(image, username=found.username if found else "", password=(found and found.password) or "")
+        return str(image)
+
+    def plan_tags(self, image_id: Digest | None) -> Tags:
+        """The tags to push and those to move."""
+        revision = self.revision
+        mark = revision[:MARK] if revision else image_id.hex[:MARK] if image_id else "unknown"
+        expanded = tuple(n.rpartition(":")[2] for n in self._built.names) if self._built else self.job.tags
+        return divide_tags(self.job.recipe.tags, expanded, wanted=self.job.wanted, mark=mark)
+
+    @property
+    def revision(self) -> str | None:
+        """The commit that the image was built from, as far as this run knows."""
+        return self._built.revision if self._built else git.facts([self.job.recipe.folder]).revision
+
+    def _ancestry(self, old: str, new: str) -> bool | None:
+        return git.is_ancestor(old, new, self.job.recipe.folder)
+
+    def _note_layers(self) -> None:
+        """The layers as far as they are known: before a push their tars, after it what lies in the registry."""
+        text = f"docker://{self.image()}" if self.digest else self.source()
+        with self.world.open_source(text) as source:
+            found = layers_of(source)
+        if self._divided is None:
+            self.before = found
+        else:
+            self.after = found
+
+
+def layers_of(source: ImageSource) -> tuple[Layer, ...]:
+    """Each layer with its sizes, as far as the source knows them, and the step that made it."""
+    made: list[str | None] = []
+    if source.random_access:
+        steps = [step for step in source.config().history if not step.get("empty_layer")]
+        made = [step["created_by"] if isinstance(step.get("created_by"), str) else None for step in steps]
+    if len(made) != len(source.layers):
+        made = [None] * len(source.layers)
+    return tuple(
+        Layer(
+            label=f"layer {number}",
+            digest=layer.blob.digest if layer.blob else None,
+            size=layer.blob.size if layer.blob else None,
+            tar_size=layer.tar_size,
+            created_by=step,
+        )
+        for number, (layer, step) in enumerate(zip(source.layers, made, strict=True), 1)
+    )

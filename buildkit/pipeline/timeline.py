@@ -1,0 +1,102 @@
+"""What happened to each blob and when, for the report: a display that also takes notes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Self
+
+from buildkit.progress import Display, remark
+from buildkit.registry.events import (
+    BytesAcknowledged,
+    Event,
+    LimitFound,
+    Restarted,
+    Resumed,
+    Retrying,
+    UploadFailed,
+    UploadFinished,
+    UploadSkipped,
+    UploadStarted,
+)
+from buildkit.report import TimelineEvent
+
+MAX_EVENTS = 5000
+"""Kept of one push. An image of 100 GB in chunks of 95 MB makes about a thousand acknowledgements."""
+
+
+class Recorder:
+    """Passes everything on to ``shown``; ``events`` are the notes, in seconds after ``begin``."""
+
+    def __init__(self, shown: Display, clock: Callable[[], float] = time.monotonic) -> None:
+        self._shown = shown
+        self._clock = clock
+        self._began = clock()
+        self._lock = threading.Lock()
+        self._events: list[TimelineEvent] = []
+        self.dropped = 0
+
+    def begin(self) -> None:
+        """The clock of the notes starts now."""
+        self._began = self._clock()
+
+    @property
+    def events(self) -> tuple[TimelineEvent, ...]:
+        with self._lock:
+            return tuple(self._events)
+
+    def notify(self, event: Event, /) -> None:
+        note = self._note(event)
+        if note is not None:
+            with self._lock:
+                if len(self._events) < MAX_EVENTS:
+                    self._events.append(note)
+                else:
+                    self.dropped += 1
+        self._shown.notify(event)
+
+    def say(self, text: str) -> None:
+        self._shown.say(text)
+
+    def __enter__(self) -> Self:
+        self._shown.__enter__()
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        self._shown.__exit__(*what)
+
+    def _note(self, event: Event) -> TimelineEvent | None:
+        at = round(self._clock() - self._began, 3)
+        text = remark(event) or ""
+        match event:
+            case UploadStarted(blob=blob, size=size):
+                return TimelineEvent(at=at, blob=blob, event="started", size=size, text=text)
+            case BytesAcknowledged(blob=blob, offset=offset, size=size, sent=sent, seconds=seconds):
+                return TimelineEvent(
+                    at=at,
+                    blob=blob,
+                    event="acknowledged",
+                    offset=offset,
+                    size=size,
+                    sent=sent,
+                    seconds=round(seconds, 3),
+                    text=text,
+                )
+            case Retrying(blob=blob, wait=wait):
+                return TimelineEvent(at=at, blob=blob, event="retrying", seconds=round(wait, 3), text=text)
+            case Resumed(blob=blob, offset=offset):
+                return TimelineEvent(at=at, blob=blob, event="resumed", offset=offset, text=text)
+            case Restarted(blob=blob):
+                return TimelineEvent(at=at, blob=blob, event="restarted", offset=0, text=text)
+            case LimitFound(blob=blob, refused=refused):
+                return TimelineEvent(at=at, blob=blob, event="limit", size=refused, text=text)
+            case UploadFinished(blob=blob, size=size, seconds=seconds):
+                return TimelineEvent(
+                    at=at, blob=blob, event="finished", offset=size, size=size, seconds=round(seconds, 3), text=text
+                )
+            case UploadFailed(blob=blob):
+                return TimelineEvent(at=at, blob=blob, event="failed", text=text)
+            case UploadSkipped(blob=blob, size=size):
+                return TimelineEvent(at=at, blob=blob, event="skipped", size=size, text=text)
+        return None
