@@ -32,7 +32,7 @@ def interleave(
     """The machines' results. ``choose`` picks whose next step is carried out, of those that are ready.
 
     A pause lasts at least as long as any other client takes from its last look to its next write: whoever pauses waits
-    until everyone who was between the two has written, or has paused too. That is all that a settling time can promise.
+    until everyone who was between the two has written. That is all that a settling time can promise.
     """
     runners = [_Runner(machine=machine) for machine in machines]
     for runner in runners:
@@ -51,12 +51,11 @@ def interleave(
         except StopIteration as stop:
             runner.ended, runner.result = True, stop.value
         pauses = not runner.ended and kind_of(runner.step) == "wait"
-        if kind == "write" or runner.ended or pauses:
+        if kind == "write" or runner.ended:
             for other in runners:
                 other.waits_for.discard(number)
         if pauses:
-            busy = (n for n, r in enumerate(runners) if n != number and not r.ended and kind_of(r.step) != "wait")
-            runner.waits_for = set(busy)
+            runner.waits_for = {n for n, r in enumerate(runners) if not r.ended and kind_of(r.step) == "write"}
 
 
 def request_kind(step: Any) -> Kind:

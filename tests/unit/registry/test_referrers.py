@@ -63,6 +63,16 @@ def test_in_any_order_of_requests_every_entry_is_listed_once(data: st.DataObject
     assert sorted(listed(model)) == sorted(str(d.digest) for d in descriptors)
 
 
+def test_an_entry_that_comes_and_goes_while_its_owner_waits_is_not_taken_for_safe() -> None:
+    """Four clients: a third one's write hides the first's entry from the second, a fourth one's shows it again just as
+    the first looks; then the second writes."""
+    model, descriptors = model_with(["first", "second", "third", "fourth"])
+    order = iter([2, 0, 0, 3, 2, 1, 3, 0, 0, 1])
+    machines = [adder([d], n).run() for n, d in enumerate(descriptors)]
+    interleave(machines, against(model), request_kind, lambda ready: next(order, ready[0]))
+    assert sorted(listed(model)) == sorted(str(d.digest) for d in descriptors)
+
+
 def test_what_is_listed_already_is_not_written() -> None:
     model, descriptors = model_with(["one", "two"])
     for added, wrote in ((descriptors, True), (descriptors[:1], False)):
