@@ -23,7 +23,6 @@ from buildkit.evidence.artifact import (
     Fetched,
     parse_time,
 )
-from buildkit.evidence.push import Pusher
 from buildkit.model import Descriptor, Manifest, Reference
 from buildkit.registry import RegistryClient
 
@@ -43,6 +42,8 @@ def attach_all(client: RegistryClient, image: Reference, artifacts: Sequence[Art
     Idempotent: what is there already is neither sent nor listed again. Others' entries stay, also where two attach at
     once. Raises UsageError without a digest, NotFoundError where the image is not there, RegistryError.
     """
+    from buildkit.evidence.push import Pusher  # deferred: oras brings jsonschema, which may take a second to load
+
     image = _by_digest(image)
     subject = client.get_manifest(image)
     assert image.digest is not None
