@@ -177,7 +177,7 @@ class Stages:
         self._divided = done.image
         self.before = tuple(
             Layer(
-                label=f"layer {layer.number}",
+                label=f"layer {layer.number}/{report.layers_before}",
                 size=layer.size or sum(part.size or part.predicted for part in layer.parts) or None,
                 tar_size=layer.tar_size,
             )
@@ -195,7 +195,7 @@ class Stages:
             source = self._divided or stack.enter_context(self.world.open_source(self.source()))
             tags = self.plan_tags(source.image_id)
             target = Target(repository=self.job.repository, tags=tags.fixed)
-            self.world.shown.begin()
+            stack.enter_context(self.world.shown.push())
             report = push(
                 source,
                 target,
@@ -340,7 +340,7 @@ def layers_of(source: ImageSource) -> tuple[Layer, ...]:
         made = [None] * len(source.layers)
     return tuple(
         Layer(
-            label=f"layer {number}",
+            label=f"layer {number}/{len(made)}",
             digest=layer.blob.digest if layer.blob else None,
             size=layer.blob.size if layer.blob else None,
             tar_size=layer.tar_size,

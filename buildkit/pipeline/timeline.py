@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Self
 
 from buildkit.progress import Display, remark
@@ -27,7 +28,10 @@ MAX_EVENTS = 5000
 
 
 class Recorder:
-    """Passes everything on to ``shown``; ``events`` are the notes, in seconds after ``begin``."""
+    """Passes everything on to ``shown``; ``events`` are the notes of one push, in seconds after it began.
+
+    What else is uploaded (the evidence, small and many) is neither noted nor shown.
+    """
 
     def __init__(self, shown: Display, clock: Callable[[], float] = time.monotonic) -> None:
         self._shown = shown
@@ -35,11 +39,18 @@ class Recorder:
         self._began = clock()
         self._lock = threading.Lock()
         self._events: list[TimelineEvent] = []
+        self._noting = False
         self.dropped = 0
 
-    def begin(self) -> None:
-        """The clock of the notes starts now."""
+    @contextlib.contextmanager
+    def push(self) -> Iterator[None]:
+        """While a push runs: its events are noted, and their clock starts now."""
         self._began = self._clock()
+        self._noting = True
+        try:
+            yield
+        finally:
+            self._noting = False
 
     @property
     def events(self) -> tuple[TimelineEvent, ...]:
@@ -47,6 +58,8 @@ class Recorder:
             return tuple(self._events)
 
     def notify(self, event: Event, /) -> None:
+        if not self._noting:
+            return
         note = self._note(event)
         if note is not None:
             with self._lock:

@@ -22,8 +22,7 @@ def test_events_are_noted_with_their_time_after_the_push_began() -> None:
     now = [100.0]
     recorder = Recorder(Quiet(), clock=lambda: now[0])
     now[0] = 110.0
-    recorder.begin()
-    for event in (
+    events = (
         UploadStarted(blob="layer 1", size=10),
         BytesAcknowledged(blob="layer 1", offset=5, size=10, sent=5, seconds=0.5),
         Retrying(blob="layer 1", reason="503", wait=2.0, left=3),
@@ -32,9 +31,13 @@ def test_events_are_noted_with_their_time_after_the_push_began() -> None:
         QuirkMet(blob="layer 1", quirk=next(iter(Quirk))),
         WaitingForPeer(blob="layer 1"),
         UploadFinished(blob="layer 1", digest=Digest.of(b""), size=10, seconds=7.0),
-    ):
-        now[0] += 1
-        recorder.notify(event)
+    )
+    recorder.notify(events[0])  # before the push: somebody else's
+    with recorder.push():
+        for event in events:
+            now[0] += 1
+            recorder.notify(event)
+    recorder.notify(events[0])
     notes = recorder.events
     assert [note.event for note in notes] == ["started", "acknowledged", "retrying", "limit", "restarted", "finished"]
     assert [note.at for note in notes] == [1, 2, 3, 4, 5, 8]
@@ -44,7 +47,8 @@ def test_events_are_noted_with_their_time_after_the_push_began() -> None:
 
 def test_a_push_without_end_does_not_fill_the_memory() -> None:
     recorder = Recorder(Quiet(), clock=lambda: 0.0)
-    for number in range(MAX_EVENTS + 7):
-        recorder.notify(UploadStarted(blob=f"layer {number}", size=1))
+    with recorder.push():
+        for number in range(MAX_EVENTS + 7):
+            recorder.notify(UploadStarted(blob=f"layer {number}", size=1))
     assert len(recorder.events) == MAX_EVENTS
     assert recorder.dropped == 7
