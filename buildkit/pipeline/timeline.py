@@ -30,7 +30,7 @@ MAX_EVENTS = 5000
 class Recorder:
     """Passes everything on to ``shown``; ``events`` are the notes of one push, in seconds after it began.
 
-    What else is uploaded (the evidence, small and many) is neither noted nor shown.
+    What else is uploaded (the evidence, small and many) is not noted, and shown only where it has trouble.
     """
 
     def __init__(self, shown: Display, clock: Callable[[], float] = time.monotonic) -> None:
@@ -59,6 +59,8 @@ class Recorder:
 
     def notify(self, event: Event, /) -> None:
         if not self._noting:
+            if isinstance(event, Retrying | Restarted | LimitFound | UploadFailed):
+                self._shown.notify(event)
             return
         note = self._note(event)
         if note is not None:
