@@ -38,6 +38,11 @@ class Note:
 
 
 NOTES: Mapping[str, Note] = {
+    "pipeline": Note(
+        example="invoke pipeline candle-vllm --to git.example.org/models/candle-vllm --report report",
+        failed="a stage failed; the report is written all the same, and says which and why",
+        missing="a stage was NOT RUN for want of a GPU (`--allow-missing-gpu` goes on), or of an engine or program",
+    ),
     "build": Note(
         example="invoke build cuda-probe --tag test",
         failed="the build failed, ran out of time or of disk",
@@ -84,6 +89,17 @@ NOTES: Mapping[str, Note] = {
     "evidence": Note(
         example="invoke evidence git.example.org/team/app:1.2 --get report --out report.json",
         failed="nothing is attached, not what was asked for, or the newest evidence says that the image failed a step",
+        missing="a credential helper is not installed",
+    ),
+    "promote": Note(
+        example="invoke promote git.example.org/team/app@sha256:DIGEST --tag sm70",
+        failed="nothing shows which of the two images is newer, or the registry refused; a tag that stays is no failure",
+        missing="a credential helper is not installed",
+        needs=("reference", "tag"),
+    ),
+    "evidence": Note(
+        example="invoke evidence git.example.org/team/app:sm70 --get sbom --out sbom.json",
+        failed="nothing is attached, or the newest evidence says that the image failed",
         missing="a credential helper is not installed",
     ),
     "login": Note(
