@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +143,40 @@ def test_a_gpu_that_is_missing_stops_the_pipeline_unless_it_is_allowed(repositor
     report = repository.report("--stages", "build,check,smoke,push,verify,attach,promote", "--allow-missing-gpu")
     assert report["verdict"] == "not-run"
     assert verdicts(report)["promote"] == "pass"
+
+
+def test_layers_above_the_limit_are_divided_where_that_is_asked_for(repository: Repository) -> None:
+    report = repository.report("--split", "--limit", "1MB", "--stages", "build,check,split,push,verify,attach")
+    before, after = report["layers"]["before"], report["layers"]["after"]
+    assert len(after) > len(before)
+    assert any(layer["size"] > 1_000_000 for layer in before)
+    manifest = repository.manifest(tag=report["tags"][0]).json()
+    assert [layer["size"] for layer in manifest["layers"]] == [layer["size"] for layer in after]
+    # What remains above the limit is one file each (the C library): no cut can help it.
+    large = [layer for layer in after if layer["size"] > 1_000_000]
+    assert len(large) <= 1
+    assert report["limit"] == 1_000_000
+
+
+def test_a_run_that_is_stopped_leaves_its_report(repository: Repository) -> None:
+    recipe = (repository.recipe / "recipe.yaml").read_text().replace("echo ready", "while :; do :; done")
+    repository.write("recipe.yaml", recipe.encode())
+    repository.commit("endless", "2026-01-02T00:00:00Z")
+    path = files(repository) / "report.json"
+    command = repository.command("pipeline", "bk-pipe", "--to", repository.to)
+    with subprocess.Popen(command, cwd=repository.folder, env=repository.environ, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith(b"build: pass"):
+                break
+        process.send_signal(signal.SIGTERM)
+        rest = process.stderr.read().decode()
+        assert process.wait(60) == 130, rest
+    assert "Traceback" not in rest
+    report = json.loads(path.read_text())
+    assert verdicts(report)["check"] == "fail"
+    assert report["stages"][-1]["reason"] == "interrupted"
+    assert (files(repository) / "summary.md").exists()
 
 
 def test_a_dry_run_touches_nothing(repository: Repository) -> None:
