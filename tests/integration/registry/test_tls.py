@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from faults.blobs import MemoryBlob
 from faults.doubles import FakeClock
-from faults.model import DISTRIBUTION_3
+from faults.model import DISTRIBUTION_3, GITEA_1_26
 from faults.pushing import OPTIONS, REPOSITORY, client_for, data_of
 from faults.server import FaultServer
+from support.published import publish
 
 from buildkit.errors import UnreachableError, UsageError
+from buildkit.evidence import Artifact, ArtifactFile, attach, fetch
 from buildkit.registry import Anonymous, RegistryClient
 
 
@@ -55,6 +57,29 @@ def test_trust_comes_from_a_bundle_or_by_name_and_from_nothing_else(certificate:
         absent = replace(plain, ca_bundle="/nonexistent")
         with client_for(server, tmp_path, options=absent) as client, pytest.raises(UsageError, match="/nonexistent"):
             client.ping()
+
+
+def test_what_is_attached_goes_the_same_way(certificate: Path, tmp_path: Path) -> None:
+    """oras-py puts the artifact together; trust, credentials and time-outs are the connection's."""
+    with FaultServer(GITEA_1_26, tls=certificate) as server:
+        plain = replace(OPTIONS, plain_http=False)
+        artifact = Artifact(kind="application/x", files=(ArtifactFile("a.txt", "text/plain", b"a"),))
+        for options in (
+            replace(plain, ca_bundle=str(certificate)),
+            replace(plain, insecure_hosts=frozenset({server.registry})),
+        ):
+            with client_for(server, tmp_path, options=options) as client:
+                image = publish(client, REPOSITORY, salt=str(options.ca_bundle))
+                attach(client, image, artifact)
+                found = fetch(client, image, "application/x")
+                assert found is not None
+                assert found.files[0].data == b"a"
+        with (
+            client_for(server, tmp_path, options=plain) as client,
+            pytest.raises(UnreachableError, match="--ca-bundle"),
+        ):
+            attach(client, image, artifact)
+        assert not server.model.problems
 
 
 def test_an_early_refusal_is_read_through_tls(certificate: Path, tmp_path: Path) -> None:
