@@ -17,7 +17,18 @@ from buildkit.deploy.evidence import EvidenceReader, judge
 from buildkit.deploy.findings import Finding, Severity
 from buildkit.deploy.kustomize import elsewhere, find_kustomization, render_subset, source_files
 from buildkit.deploy.namehash import SUFFIX
-from buildkit.deploy.objects import Node, Object, Workload, expand, quantity, read_node, read_object, read_workload
+from buildkit.deploy.objects import (
+    Node,
+    Object,
+    Workload,
+    expand,
+    is_owned,
+    quantity,
+    read_node,
+    read_object,
+    read_workload,
+    supposed_nodes,
+)
 from buildkit.deploy.placement import Plan, place_pods
 from buildkit.deploy.rules import PLACEHOLDER, Scene, Settings, parse_image, run_rules
 from buildkit.errors import BuildkitError, RegistryError, UsageError, one_line
@@ -103,8 +114,8 @@ def check_manifests(
     """
     settings = settings or Settings()
     manifests = load_manifests(paths, renderer=renderer, text=text)
-    machines = choose_nodes(manifests, node_gpus=node_gpus, nodes=nodes, resource=settings.resource)
     workloads = _workloads(manifests)
+    machines = choose_nodes(manifests, workloads, node_gpus=node_gpus, nodes=nodes, resource=settings.resource)
     plan = place_pods(workloads, machines, settings.resource) if machines else None
     scene = Scene(
         objects=manifests.objects,
@@ -139,13 +150,14 @@ def plan_cards(
     """Who gets which card. Raises UsageError where the nodes' cards are not known or nothing could be read."""
     settings = settings or Settings()
     manifests = load_manifests(paths, renderer=renderer, text=text)
-    machines = choose_nodes(manifests, node_gpus=node_gpus, nodes=nodes, resource=settings.resource)
+    workloads = _workloads(manifests)
+    machines = choose_nodes(manifests, workloads, node_gpus=node_gpus, nodes=nodes, resource=settings.resource)
     if not machines:
         raise UsageError("how many cards the nodes have is not known", hint="give --node-gpus, or a Node object")
     if not manifests.objects and manifests.findings:
         first = manifests.findings[0]
         raise UsageError(f"{first.file}:{first.line}: {first.message}", hint=first.remedy)
-    return place_pods(_workloads(manifests), machines, settings.resource)
+    return place_pods(workloads, machines, settings.resource)
 
 
 # Reading -------------------------------------------------------------------------------------------------------------
@@ -203,7 +215,14 @@ def load_manifests(
     )
 
 
-def choose_nodes(manifests: Manifests, *, node_gpus: int | None, nodes: Path | None, resource: str) -> tuple[Node, ...]:
+def choose_nodes(
+    manifests: Manifests,
+    workloads: Sequence[Workload],
+    *,
+    node_gpus: int | None,
+    nodes: Path | None,
+    resource: str,
+) -> tuple[Node, ...]:
     """The nodes that pods can go to; empty where nothing says how many cards there are."""
     if node_gpus is not None and not 0 <= node_gpus <= 10_000:
         raise UsageError(f"--node-gpus {node_gpus} is no number of cards")
@@ -213,7 +232,7 @@ def choose_nodes(manifests: Manifests, *, node_gpus: int | None, nodes: Path | N
         return known
     if known:
         return tuple(replace(n, cards=node_gpus) for n in known)
-    return (Node(name="node", cards=node_gpus),)
+    return supposed_nodes(workloads, node_gpus, resource)
 
 
 def read_nodes(path: Path, resource: str) -> tuple[Node, ...]:
@@ -487,7 +506,7 @@ def _show(path: Path) -> str:
     """Relative to where we are, when it is below."""
     try:
         return str(path.resolve().relative_to(Path.cwd().resolve()))
-    except ValueError:
+    except (ValueError, OSError, RuntimeError):  # not below; links in a circle
         return str(path)
 
 
@@ -510,7 +529,9 @@ def _beside(file: str) -> dict[str, str]:
 
 
 def _workloads(manifests: Manifests) -> tuple[Workload, ...]:
-    return tuple(w for o in manifests.objects if (w := read_workload(o)) is not None)
+    known = {(o.kind, o.namespace, o.name) for o in manifests.objects}
+    owners = [o for o in manifests.objects if not is_owned(o, known)]
+    return tuple(w for o in owners if (w := read_workload(o)) is not None)
 
 
 def _schemas(objects: Sequence[Object], version: str) -> Iterator[Finding]:

@@ -6,10 +6,12 @@ Sources: Kubernetes API reference v1.3x (core/v1 PodSpec, Service, Node; apps/v1
 
 from __future__ import annotations
 
-import math
 import re
+from collections.abc import Container as Collection_
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fractions import Fraction
+from types import MappingProxyType
 from typing import Literal
 
 from buildkit.deploy.documents import Document, Field
@@ -25,8 +27,10 @@ _CONTROLLERS = {
     "CronJob",
     "Pod",
 }
-_QUANTITY = re.compile(r"\+?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(m|k|M|Ki|Mi|e[0-9]+)?", re.ASCII)
-_SUFFIX = {None: 1.0, "m": 0.001, "k": 1e3, "M": 1e6, "Ki": 1024.0, "Mi": 1024.0**2}
+_QUANTITY = re.compile(r"\+?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,3})?", re.ASCII)
+_SUFFIX = {suffix: Fraction(10) ** power for suffix, power in zip("num", (-9, -6, -3), strict=True)}
+_SUFFIX |= {suffix: Fraction(10) ** (3 * power) for power, suffix in enumerate("kMGTPE", 1)}
+_SUFFIX |= {f"{suffix}i": Fraction(2) ** (10 * power) for power, suffix in enumerate("KMGTPE", 1)}
 _LIST_DEPTH = 3
 
 Role = Literal["main", "init", "sidecar"]
@@ -169,12 +173,17 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A machine with ``cards``; ``labels`` are None where only their number is known: any pod may land there."""
+    """A machine with ``cards``.
+
+    ``labels`` are None where only the number of cards is known: then any pod may land there that does not ask for
+    something else than ``pool``, the labels that the node must have so that others can.
+    """
 
     name: str
     cards: int
     labels: Mapping[str, str] | None = None
     taints: tuple[Mapping[str, str], ...] = ()
+    pool: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def takes(self, workload: Workload) -> bool:
         """Whether the scheduler may place the pods here, cards aside: name, selector, required affinity, taints."""
@@ -185,7 +194,7 @@ class Node:
         if not all(_tolerates(spec.at("tolerations"), taint) for taint in self.taints):
             return False
         if self.labels is None:
-            return True
+            return all(self.pool.get(key, value) == value for key, value in required_labels(workload).items())
         if any(self.labels.get(k) != v for k, v in spec.at("nodeSelector").strings.items()):
             return False
         terms = spec.at(
@@ -201,19 +210,70 @@ class Node:
         )
 
 
+def required_labels(workload: Workload) -> dict[str, str]:
+    """The labels that a node surely has which runs the pods: from the node's name, the selector, and an affinity that
+    leaves one value."""
+    spec = workload.spec
+    wanted = dict(spec.at("nodeSelector").strings)
+    terms = spec.at(
+        "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"
+    ).items
+    for expression in terms[0].at("matchExpressions").items if len(terms) == 1 else ():
+        key, values = expression.at("key").text, expression.at("values").texts
+        if key and expression.at("operator").text == "In" and len(values) == 1:
+            wanted.setdefault(key, values[0])
+    if spec.at("nodeName").text:
+        wanted["kubernetes.io/hostname"] = spec.at("nodeName").value
+    return wanted
+
+
+def supposed_nodes(workloads: Sequence[Workload], cards: int, resource: str) -> tuple[Node, ...]:
+    """Nodes with ``cards`` each where nothing names the nodes: no more of them than the pods' own selectors tell apart.
+
+    Two selectors that contradict each other need two nodes; those that do not are taken to mean one.
+    """
+    pools: list[dict[str, str]] = []
+    for workload in workloads:
+        wanted = required_labels(workload)
+        if not wanted or not workload.cards(resource):
+            continue
+        fitting = next((p for p in pools if all(p.get(k, v) == v for k, v in wanted.items())), None)
+        if fitting is None:
+            pools.append(wanted)
+        else:
+            fitting.update(wanted)
+    if len(pools) < 2:
+        return (Node(name="node", cards=cards, pool=MappingProxyType({})),)
+    return tuple(
+        Node(
+            name=pool.get("kubernetes.io/hostname") or ",".join(f"{k}={v}" for k, v in sorted(pool.items())),
+            cards=cards,
+            pool=MappingProxyType(pool),
+        )
+        for pool in pools
+    )
+
+
 def quantity(value: object) -> int | None:
-    """Whole cards out of a resource quantity (``2``, ``"2"``, ``2k``, ``2000m``); None for anything else."""
+    """Whole cards out of a resource quantity (``2``, ``"2"``, ``2k``, ``2000m``); None for anything else.
+
+    Source: Kubernetes API reference, "Quantity". YAML's 1.0 is JSON's 1.
+    """
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
         return value if 0 <= value < 2**63 else None
-    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-    if match is None or len(match[0]) > 30:
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and 0 <= value < 2**63 else None
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) and len(value) <= 40 else None
+    if match is None:
         return None
-    suffix = match[2]
-    factor = 10.0 ** min(int(suffix[1:]), 300) if suffix and suffix[0] == "e" else _SUFFIX[suffix]
-    exact = float(match[1]) * factor
-    return int(exact) if math.isfinite(exact) and exact < 2**63 and exact == int(exact) else None
+    number, suffix = match.groups()
+    factor = _SUFFIX.get(suffix or "")
+    if factor is None:
+        factor = Fraction(10) ** int(suffix[1:]) if suffix else Fraction(1)
+    exact = Fraction(number if number[-1] != "." else number[:-1]) * factor
+    return int(exact) if exact.denominator == 1 and exact < 2**63 else None
 
 
 def expand(documents: Sequence[Document]) -> Iterator[Field]:
@@ -240,6 +300,16 @@ def read_object(field: Field) -> Object:
         namespace=metadata.at("namespace").text or DEFAULT_NAMESPACE,
         field=field,
     )
+
+
+def is_owned(thing: Object, known: Collection_[tuple[str, str, str]]) -> bool:
+    """Whether a controller among ``known`` (kind, namespace, name) made the object: ``kubectl get`` lists both, and the
+    pods of a Deployment are not there twice."""
+    for owner in thing.field.at("metadata", "ownerReferences").items:
+        key = (owner.at("kind").text or "", thing.namespace, owner.at("name").text or "")
+        if owner.at("controller").boolean and key in known:
+            return True
+    return False
 
 
 def read_workload(thing: Object) -> Workload | None:

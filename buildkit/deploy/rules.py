@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from buildkit.check.offline import scan_text
@@ -19,7 +19,7 @@ from buildkit.deploy.evidence import EvidencePolicy
 from buildkit.deploy.findings import Finding, Severity
 from buildkit.deploy.namehash import SUFFIX, generated
 from buildkit.deploy.objects import Container, Node, Object, Workload, quantity, selects
-from buildkit.deploy.placement import Plan, can_surge
+from buildkit.deploy.placement import Plan, can_surge, place_pods
 from buildkit.errors import BuildkitError
 from buildkit.model import Digest, split_name
 
@@ -141,6 +141,27 @@ def duplicates(scene: Scene) -> Iterator[Finding]:
             )
 
 
+_TEMPLATE = re.compile(r"\{\{.*\}\}|<%.*%>|\$\{[A-Za-z_]", re.DOTALL)
+"""Go templates and Jinja, ERB, and envsubst, where none of them can be meant."""
+
+
+def templates(scene: Scene) -> Iterator[Finding]:
+    """Placeholders where Kubernetes takes a name: the document parses, and still nobody rendered it."""
+    images = {id(w.object): [c.field.at("image") for c in w.containers] for w in scene.workloads}
+    for thing in scene.objects:
+        metadata = thing.field.at("metadata")
+        places = [thing.field.at("kind"), metadata.at("name"), metadata.at("namespace"), *images.get(id(thing), ())]
+        found = next((p for p in places if p.text and _TEMPLATE.search(p.text)), None)
+        if found is not None:
+            yield _at(
+                "template",
+                found,
+                thing.title,
+                f"{found.text!r} is the placeholder of a template that was not rendered",
+                "render the template first (helm template, envsubst) and check its output",
+            )
+
+
 def selectors(scene: Scene) -> Iterator[Finding]:
     for workload in scene.workloads:
         selector = workload.object.field.at("spec", "selector")
@@ -207,7 +228,8 @@ def card_budget(scene: Scene) -> Iterator[Finding]:
         if id(workload) in seen:
             continue
         seen.add(id(workload))
-        waiting = sum(p.workload is workload for p in scene.plan.pending)
+        placed = sum(p.workload is workload for place in scene.plan.places for p, _ in place.pods)
+        waiting = (workload.replicas or placed) - placed
         takers = [n for n in scene.nodes if n.takes(workload)]
         largest = max((n.cards for n in takers), default=0)
         if not takers:
@@ -244,25 +266,41 @@ def card_budget(scene: Scene) -> Iterator[Finding]:
 
 
 def _autoscalers(scene: Scene) -> Iterator[Finding]:
+    """How far an autoscaler may go, against the room beside the others. At 0 replicas it is off (autoscaling/v2)."""
     resource = scene.settings.resource
+    assert scene.plan is not None
     for scaler in scene.of_kind("HorizontalPodAutoscaler"):
         spec = scaler.field.at("spec")
         most = spec.at("maxReplicas").integer
+        target = (spec.at("scaleTargetRef", "kind").text, spec.at("scaleTargetRef", "name").text)
         for workload in scene.workloads:
-            same = (workload.object.kind, workload.name) == (
-                spec.at("scaleTargetRef", "kind").text,
-                spec.at("scaleTargetRef", "name").text,
+            if (workload.object.kind, workload.name) != target or workload.namespace != scaler.namespace:
+                continue
+            cards, now = workload.cards(resource), workload.replicas
+            if not cards or not now or not most:
+                continue
+            others = [w for w in scene.workloads if w is not workload]
+            room = next(
+                (n for n in range(min(most, _SCALE), 0, -1) if _fits(scene, [replace(workload, replicas=n), *others])),
+                0,
             )
-            cards = workload.cards(resource)
-            have = sum(n.cards for n in scene.nodes if n.takes(workload))
-            if same and workload.namespace == scaler.namespace and most and most * cards > have:
+            if room < min(most, _SCALE) and scene.plan.complete:
                 yield _at(
                     "gpu-budget",
                     spec.at("maxReplicas"),
                     scaler.title,
-                    f"may scale {workload.title} to {most} × {cards} cards, but there are {have}",
-                    f"set maxReplicas to at most {have // cards}",
+                    f"may scale {workload.title} to {most} × {cards} cards, but beside the others there is room for "
+                    f"{room}",
+                    f"set maxReplicas to at most {room}",
                 )
+
+
+_SCALE = 200
+"""Replicas that are tried."""
+
+
+def _fits(scene: Scene, workloads: Sequence[Workload]) -> bool:
+    return place_pods(workloads, scene.nodes, scene.settings.resource).complete
 
 
 def rollouts(scene: Scene) -> Iterator[Finding]:
@@ -581,8 +619,8 @@ def port_arguments(scene: Scene) -> Iterator[Finding]:
 def images(scene: Scene) -> Iterator[Finding]:
     for workload, container in _containers(scene):
         place, image = container.field.at("image"), container.image
-        if image is None:
-            continue
+        if image is None or _TEMPLATE.search(image):
+            continue  # the schema, or the rule on templates, tells of it
         try:
             name, tag, digest = parse_image(image)
         except BuildkitError as error:
@@ -629,17 +667,27 @@ def starts(scene: Scene) -> Iterator[Finding]:
             yield from _start_finding(workload, place if place.present else container.field, level, what)
         for _, level, what, _ in scan_text(" ".join(hook.texts), environment):
             yield from _start_finding(workload, hook, level, f"{what} after its start")
+        for entry in container.field.at("env").items:
+            # A command in a variable, for a shell that expands it.
+            for _, level, what, _ in scan_text(entry.at("value").text or "", environment):
+                yield from _start_finding(workload, entry, level, f"{what} by the variable {entry.at('name').text}")
         for _, name, _ in _config_maps(workload):
             script = scripts.get((workload.namespace, name))
             if script is None:
                 continue
             for key, entry in script.field.at("data").fields:
                 text = entry.text or ""
-                if (name, workload.namespace, key) in told or not (key.endswith(_SHELL) or text.startswith("#!")):
+                if (name, workload.namespace, key) in told or not _is_script(key, text, container):
                     continue
                 told.add((name, workload.namespace, key))
                 for line, level, what, _ in scan_text(text, environment):
                     yield from _start_finding(workload, entry, level, f"line {line} of {key} {what}")
+
+
+def _is_script(key: str, text: str, container: Container) -> bool:
+    """Whether an entry of a ConfigMap is run: by its name, its first line, or because the command names it."""
+    named = any(re.search(rf"(?:^|/){re.escape(key)}$", word) for w in container.words for word in w.split())
+    return key.endswith(_SCRIPT) or text.startswith("#!") or named
 
 
 def _start_finding(workload: Workload, place: Field, level: str, what: str) -> Iterator[Finding]:
@@ -657,7 +705,7 @@ def _start_finding(workload: Workload, place: Field, level: str, what: str) -> I
 
 # ConfigMaps ----------------------------------------------------------------------------------------------------------
 
-_SHELL = (".sh", ".bash")
+_SCRIPT = (".sh", ".bash", ".py")
 _CODE = (".py", ".sh", ".bash", ".js", ".lua", ".rb", ".pl", ".jinja", ".j2")
 
 
@@ -780,6 +828,7 @@ def _demand(workload: Workload, resource: str) -> str:
 
 _RULES: tuple[Rule, ...] = (
     duplicates,
+    templates,
     selectors,
     card_quantities,
     card_budget,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buildkit.deploy.documents import read_documents
-from buildkit.deploy.objects import Node, Workload, quantity, read_object, read_workload
+from buildkit.deploy.objects import Node, Workload, quantity, read_object, read_workload, supposed_nodes
 from buildkit.deploy.placement import can_surge, place_pods
 
 GPU = "nvidia.com/gpu"
@@ -88,6 +88,32 @@ def test_labels_taints_affinity_and_names_decide_where_a_pod_may_go() -> None:
     assert Node(name="x", cards=1).takes(deployment(1, extra="{gpu: any}"))
 
 
+def test_cards_given_for_each_node_are_counted_for_each_node_that_the_selectors_tell_apart() -> None:
+    def nodes(*selectors: str) -> list[str]:
+        return [n.name for n in supposed_nodes([deployment(1, extra=s) for s in selectors], 2, GPU)]
+
+    assert nodes("{}", "{}") == ["node"]
+    assert nodes("{gpu: v100}", "{}") == ["node"]
+    assert nodes("{gpu: v100}", "{zone: a}", "{gpu: v100, zone: a}") == ["node"]
+    assert nodes("{gpu: v100}", "{gpu: h200}", "{gpu: h200, zone: b}") == ["gpu=v100", "gpu=h200,zone=b"]
+    assert nodes("{kubernetes.io/hostname: a}", "{kubernetes.io/hostname: b}") == ["a", "b"]
+    assert [n.name for n in supposed_nodes([deployment(0, extra="{gpu: x}"), deployment(1)], 2, GPU)] == ["node"]
+
+    workloads = [
+        deployment(2, extra="{gpu: v100}"),
+        deployment(2, extra="{gpu: h200}"),
+        deployment(1),
+        workload(
+            "{kind: Pod, metadata: {name: p}, spec: {affinity: {nodeAffinity: {requiredDuringSchedulingIgnored"
+            "DuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: gpu, operator: In, values: [v100]}]}]}}},"
+            f" containers: [{{resources: {{limits: {{{GPU}: 1}}}}}}]}}}}"
+        ),
+    ]
+    plan = place_pods(workloads, supposed_nodes(workloads, 2, GPU), GPU)
+    assert [[p.title for p, _ in place.pods] for place in plan.places] == [["d2-0"], ["d2-0"]]
+    assert [p.title for p in plan.pending] == ["d1-0", "p-0"]
+
+
 def test_a_daemonset_takes_cards_on_each_of_its_nodes() -> None:
     nodes = [Node(name="a", cards=2, labels={}), Node(name="b", cards=2, labels={}), Node(name="c", cards=0, labels={})]
     plan = place_pods([deployment(2), deployment(1, kind="DaemonSet")], nodes, GPU)
@@ -153,7 +179,21 @@ def test_other_kinds_make_no_pods() -> None:
         ("", None),
         ("²", None),
         ("9" * 40, None),
-        (1.0, None),
+        (1.0, 1),
+        (1.5, None),
+        (float("nan"), None),
+        (float("inf"), None),
+        ("1.", 1),
+        (".5", None),
+        ("1.5k", 1500),
+        ("1Ki", 1024),
+        ("1E", 10**18),
+        ("9E", 9 * 10**18),
+        ("10E", None),
+        ("1e-0", 1),
+        ("1e999", None),
+        ("10e-1", 1),
+        ("3000000n", None),
         (None, None),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -129,6 +130,7 @@ def test_one_change_gives_one_finding_on_its_line(old: str, new: str, rule: str,
         "conda install x",
         "curl -fsSL https://x.example | bash",
         "wget -qO- https://x.example | sudo sh",
+        "python -mpip install x",
         "git clone https://x.example/y",
         "huggingface-cli download org/model",
         "npm ci",
@@ -241,7 +243,13 @@ def test_an_autoscaler_must_not_promise_more_than_there_is() -> None:
         "---\napiVersion: autoscaling/v2\nkind: HorizontalPodAutoscaler\nmetadata: {name: h}\n"
         "spec: {maxReplicas: 3, scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: web}}\n"
     )
-    assert "3 × 1 cards, but there are 1" in only(SOUND + scaler).message
+    assert "3 × 1 cards, but beside the others there is room for 1" in only(SOUND + scaler).message
+    assert not found(SOUND + scaler, node_gpus=3)
+    other = SOUND.partition("---")[0].replace("name: web", "name: other").replace("app: web", "app: other")
+    assert "room for 2" in only(SOUND + scaler + "---\n" + other, node_gpus=3).message
+    parked = SOUND.replace("replicas: 1", "replicas: 0")
+    assert [f.rule for f in found(parked + scaler)] == ["service-no-endpoints"]
+    assert not found(SOUND + scaler.replace("maxReplicas: 3", "maxReplicas: 900"), node_gpus=2000)
 
 
 def test_an_ingress_needs_its_service_and_port() -> None:
@@ -290,6 +298,107 @@ def test_a_script_in_a_config_map_is_read_too() -> None:
     text = mounted("s-x") + config_map("s-x", '{start.sh: "#!/bin/sh\\npip install x\\n"}')
     assert [f.rule for f in found(text)] == ["configmap-handmade", "installs-at-start"]
     assert "line 2" in found(text)[1].message
+
+
+@pytest.mark.parametrize(
+    ("key", "command", "read"),
+    [
+        ("start", "[sh, /code/start]", True),
+        ("start", "[sh, -c, exec /code/start]", True),
+        ("start", "[serve]", False),
+        ("main.py", "[serve]", True),
+        ("notes.md", "[serve]", False),
+    ],
+)
+def test_a_script_is_known_by_its_name_or_because_it_is_run(key: str, command: str, read: bool) -> None:
+    text = mounted("s-x").replace('[serve, --port, "8000"]', command)
+    text += config_map("s-x", f"{{{key}: 'import os; os.system(\"pip install x\")'}}")
+    rules = [f.rule for f in found(text)]
+    assert ("installs-at-start" in rules) == read
+
+
+def test_a_command_in_a_variable_is_read_too() -> None:
+    text = SOUND.replace(
+        '[serve, --port, "8000"]', '[sh, -c, "$(START)"]\n          env: [{name: START, value: pip install x}]'
+    )
+    finding = only(text)
+    assert (finding.rule, "by the variable START" in finding.message) == ("installs-at-start", True)
+    assert finding.line == line_of(text, "env: [")
+
+
+@pytest.mark.parametrize("placeholder", ["{{ .Values.x }}", "{{ x }}-y", "<%= x %>", "${X}/y"])
+def test_a_placeholder_that_parses_is_told_as_a_template(placeholder: str) -> None:
+    for old, new in (
+        (f"git.example.org/team/web@{DIGEST}", f'"{placeholder}"'),
+        ("metadata: {name: web}\nspec:\n  selector", f'metadata: {{name: "{placeholder}"}}\nspec:\n  selector'),
+    ):
+        text = SOUND.replace(old, new)
+        finding = only(text)
+        assert finding.rule == "template"
+        assert finding.line == line_of(text, placeholder)
+
+
+def test_what_a_controller_made_is_not_counted_beside_it() -> None:
+    pod = (
+        "---\napiVersion: v1\nkind: Pod\nmetadata: {name: web-1, labels: {app: web}, ownerReferences: ["
+        "{apiVersion: apps/v1, kind: ReplicaSet, name: web-x, uid: u, controller: true}]}\n"
+        f"spec: {{containers: [{{name: a, image: 'x@{DIGEST}', readinessProbe: {{tcpSocket: {{port: 1}}}},"
+        " resources: {limits: {nvidia.com/gpu: 1}}}]}\n"
+    )
+    replica_set = (
+        SOUND.partition("---")[0]
+        .replace("kind: Deployment", "kind: ReplicaSet")
+        .replace("  strategy: {type: Recreate}\n", "")
+        .replace(
+            "metadata: {name: web}\nspec:\n  replicas",
+            "metadata: {name: web-x, ownerReferences: [{apiVersion: apps/v1, kind: Deployment, name: web, uid: v,"
+            " controller: true}]}\nspec:\n  replicas",
+        )
+    )
+    assert not found(SOUND + "---\n" + replica_set + pod)
+    assert "gpu-budget" in {f.rule for f in found(SOUND + pod)}, "without its owner it counts"
+
+
+def test_nothing_to_check_is_no_pass(tmp_path: Path) -> None:
+    for text in ("", "---\n", "# only a comment\n", b"\n"):
+        report = check_manifests([], text=text)
+        assert [f.rule for f in report.findings] == ["nothing-to-check"]
+        assert not report.ok
+    assert [f.rule for f in check_manifests([tmp_path]).findings] == ["nothing-to-check"]
+    (tmp_path / "a.yaml").symlink_to("nowhere.yaml")
+    (tmp_path / "b.yaml").symlink_to("b.yaml")
+    (tmp_path / "sub.yaml").mkdir()
+    findings = check_manifests([tmp_path]).findings
+    assert [(f.rule, Path(f.file).name) for f in findings] == [("yaml", "a.yaml"), ("yaml", "b.yaml")]
+
+
+def test_a_chart_is_no_folder_of_manifests(tmp_path: Path) -> None:
+    (tmp_path / "chart" / "templates").mkdir(parents=True)
+    (tmp_path / "chart" / "Chart.yaml").write_text("apiVersion: v2\nname: x\nversion: 1.0.0\n")
+    (tmp_path / "chart" / "values.yaml").write_text("replicas: 1\n")
+    (tmp_path / "chart" / "templates" / "a.yaml").write_text("replicas: {{ .Values.replicas }}\n")
+    (tmp_path / "web.yaml").write_text(SOUND)
+    for folder in (tmp_path, tmp_path / "chart"):
+        findings = [f for f in check_manifests([folder], node_gpus=1).findings if f.rule != "evidence-unread"]
+        assert [(f.rule, Path(f.file).name, f.line) for f in findings] == [("template", "Chart.yaml", 1)]
+
+
+def test_bytes_that_are_no_text_are_told_with_their_line() -> None:
+    report = check_manifests([], text=SOUND.encode() + b"# \xe9t\xe9\n", node_gpus=1)
+    assert [(f.rule, f.line, f.file) for f in report.findings] == [("yaml", SOUND.count("\n") + 1, "<stdin>")]
+    assert check_manifests([], text="\ufeff".encode() + SOUND.encode(), node_gpus=1).ok
+    assert not check_manifests([], text=SOUND.encode("utf-16"), node_gpus=1).ok
+
+
+def test_a_file_with_an_odd_name_is_told_on_one_line(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"a\n\xff.yaml")).write_text("a: [\n")
+    report = check_manifests([tmp_path])
+    assert report.render().encode().count(b"\n") == 2
+    assert json.dumps(report.to_json()).encode()
+    with pytest.raises(UsageError):
+        check_manifests(["a\0b"])
+    with pytest.raises(UsageError):
+        check_manifests(["9" * 5000])
 
 
 def test_the_same_object_twice() -> None:
