@@ -62,7 +62,7 @@ class Artifact:
         if not names or len(set(names)) != len(names):
             raise UsageError(f"an artifact {self.kind} needs files with different names, not {names}")
         for name in names:
-            if not _FILE_NAME.fullmatch(name):
+            if not is_file_name(name):
                 raise UsageError(f"{name!r} is not a plain file name for an artifact")
         for kind in (self.kind, *(file.media_type for file in self.files)):
             if not _MEDIA_TYPE.fullmatch(kind):
@@ -143,6 +143,11 @@ class Fetched:
 
 
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
+
+
+def is_file_name(text: str) -> bool:
+    """Whether it names a file in any folder, on any system."""
+    return bool(_FILE_NAME.fullmatch(text))
 
 
 def rfc3339(moment: datetime) -> str:

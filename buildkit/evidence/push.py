@@ -57,20 +57,20 @@ class Pusher(oras.provider.Registry):  # type: ignore[misc]  # oras has no types
         the files on their way. Idempotent: what the registry holds is not sent."""
         self._image, self._kind = image, artifact.kind
         config = folder / "config" / "empty.json"
-        files = []
+        self._types = {config: EMPTY_TYPE}
         try:
             config.parent.mkdir(parents=True)
             config.write_bytes(_CONFIG)
             for file in artifact.files:
                 (folder / file.name).write_bytes(file.data)
-                files.append(f"{folder / file.name}:{file.media_type}")
+                self._types[folder / file.name] = file.media_type
         except OSError as error:
             raise StorageError(f"{folder}: {error.strerror}") from error
         try:
             self.push(
                 f"{image.name}:unused",
-                files=files,
-                manifest_config=f"{config}:{EMPTY_TYPE}",
+                files=[str(folder / file.name) for file in artifact.files],
+                manifest_config=str(config),
                 manifest_annotations=artifact.all_annotations(),
                 subject=oras.oci.Subject(subject.media_type, str(subject.digest), subject.size),
                 disable_path_validation=True,
@@ -87,6 +87,8 @@ class Pusher(oras.provider.Registry):  # type: ignore[misc]  # oras has no types
         """In chunks, within the way's limit, resumed where an earlier run stopped."""
         del container, do_chunked, chunk_size
         path = Path(blob)
+        # Its place in the manifest. oras-py wants PATH:TYPE, which it cannot tell apart where the path has a colon.
+        layer["mediaType"] = self._types[path]
         with FileBlob.open(path, Descriptor.parse(layer, where=path.name), label=path.name) as held:
             self._client.upload(self._image.repository, held)
         return _done()

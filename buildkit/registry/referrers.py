@@ -139,6 +139,8 @@ class AddToIndex:
                 # Jitter: two who write in step would overwrite each other in step.
                 yield Pause(seconds=self.settle * self.rng.uniform(1.0, 1.5 + attempt / 2))
             held = yield from _read(self.origin, tag, self.patient)
+            if held.digest is None and (yield from head(self.origin, tag, self.patient)) is not None:
+                continue  # there is one: an edge's 404, or another client was faster; a new one would hide its entries
             missing = tuple(d for d in self.added if str(d.digest) not in _digests(held.entries))
             if not missing:
                 if not wrote or held.digest == seen:

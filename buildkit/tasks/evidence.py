@@ -17,6 +17,7 @@ from buildkit.build.git import is_ancestor
 from buildkit.cli import ReportedFailure, command, emit_json
 from buildkit.errors import NotFoundError, StorageError, UsageError
 from buildkit.evidence import KINDS, ArtifactFile, Overview, fetch, overview
+from buildkit.evidence.artifact import is_file_name
 from buildkit.model import Reference
 from buildkit.progress import Display, display
 from buildkit.promote import promote as promote_tag
@@ -173,8 +174,7 @@ def _write(files: tuple[ArtifactFile, ...], out: str) -> list[str]:
         sys.stdout.buffer.write(files[0].data)
         return []
     place = Path(out)
-    # Names come from the registry: only their last part counts, and only within the folder that the user named.
-    wanted = [(place / Path(f.name).name, f) for f in files] if place.is_dir() else [(place, files[0])]
+    wanted = [(place / _name(f, n), f) for n, f in enumerate(files, 1)] if place.is_dir() else [(place, files[0])]
     for path, file in wanted:
         try:
             with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:40]}-", delete=False) as handle:
@@ -184,3 +184,8 @@ def _write(files: tuple[ArtifactFile, ...], out: str) -> list[str]:
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error.strerror}") from error
     return [str(path) for path, _ in wanted]
+
+
+def _name(file: ArtifactFile, number: int) -> str:
+    """Names come from the registry: one that is no plain file name leads out of the folder that the user named."""
+    return file.name if is_file_name(file.name) else f"file-{number}"

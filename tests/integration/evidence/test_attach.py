@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,8 @@ from faults.doubles import FakeClock, Recorder
 from faults.model import DISTRIBUTION_2_8, DISTRIBUTION_3, GITEA_1_26, SECRET, SHORT_TOKENS, WORKERS, ZOT, Profile
 from faults.pushing import client_for
 from faults.server import FAULTS, Fault, FaultServer, serving
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.published import publish
 
 from buildkit.deploy.attached import AttachedEvidence
@@ -251,6 +254,20 @@ def test_failures_in_passing_are_overcome(fault: str, number: int, profile: Prof
         assert [a.digest for a in list_artifacts(client, image)] == [descriptor.digest]
 
 
+@pytest.mark.parametrize("fault", ["404-before", "400-before", "403-before"])
+def test_an_index_that_seems_not_to_be_there_is_not_replaced(fault: str, tmp_path: Path) -> None:
+    """An edge may answer 404 for a registry that restarts."""
+    with serving(DISTRIBUTION_3) as server, client_for(server, tmp_path) as client:
+        image = publish(client, "team/app")
+        earlier = attach(client, image, report_at(NOW, "earlier"))
+        # The first is the image's own manifest, the second the index.
+        server.script = {("manifest-get", server.seen["manifest-get"] + 1): FAULTS[fault]}
+        with contextlib.suppress(BuildkitError):
+            attach(client, image, report_at(NOW, "later"))
+        assert server.played
+        assert str(earlier.digest) in {entry["digest"] for entry in index_of(server, image)}
+
+
 def test_only_artifacts_of_this_very_image_count(tmp_path: Path) -> None:
     with serving(DISTRIBUTION_3) as server, client_for(server, tmp_path) as client:
         image, other = publish(client, "team/app"), publish(client, "team/app", salt="other")
@@ -406,6 +423,18 @@ def test_a_clock_is_waited_on_only_where_an_index_was_written(tmp_path: Path) ->
             assert clock.slept == before
 
 
+def test_the_folder_for_temporary_files_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("with:colon", "with blank", "ü@%#"):
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        with serving(DISTRIBUTION_3) as server, client_for(server, tmp_path / "state") as client:
+            image = publish(client, "team/app")
+            attach(client, image, report_at(NOW))
+            assert fetch_report(client, image) == b'{"text": "report"}'
+            assert list(folder.iterdir()) == [], "nothing is left behind"
+
+
 def test_names_and_types_that_would_lead_elsewhere_are_refused() -> None:
     for name in ("../x", "a/b", "", ".hidden", "x" * 200, "a:b"):
         with pytest.raises(UsageError):
@@ -417,3 +446,53 @@ def test_names_and_types_that_would_lead_elsewhere_are_refused() -> None:
             Artifact(kind="a/b", files=(ArtifactFile("a", kind, b""),))
     with pytest.raises(UsageError):
         Artifact(kind="a/b", files=())
+
+
+KINDS = (
+    "manifest-get",
+    "manifest-head",
+    "manifest-put",
+    "head",
+    "start",
+    "patch",
+    "close",
+    "referrers",
+    "read",
+    "token",
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    profile=st.sampled_from(PROFILES),
+    script=st.dictionaries(
+        st.tuples(st.sampled_from(KINDS), st.integers(0, 4)), st.sampled_from(sorted(FAULTS)), max_size=6
+    ),
+    seed=st.integers(0, 100),
+)
+def test_whatever_happens_on_the_way_the_answer_is_true(
+    profile: Profile, script: dict[tuple[str, int], str], seed: int
+) -> None:
+    """Either an error of ours without the secret, or the artifact is there, listed once, and complete."""
+    with tempfile.TemporaryDirectory() as state, serving(profile) as server:
+        with client_for(server, Path(state), seed=seed) as client:
+            image = publish(client, "team/app")
+            earlier = attach(client, image, report_at(NOW, "earlier"))
+        seen = dict(server.seen)
+        server.script = {(kind, seen.get(kind, 0) + n): FAULTS[name] for (kind, n), name in script.items()}
+        with client_for(server, Path(state), seed=seed + 1) as client:
+            try:
+                descriptor = attach(client, image, report_at(NOW + timedelta(hours=1), "later"))
+                said = ""
+            except BuildkitError as error:
+                descriptor, said = None, str(error)
+        assert SECRET not in said
+        server.script = {}
+        with client_for(server, Path(state), seed=seed + 2) as client:
+            listed = [a.digest for a in list_artifacts(client, image)]
+            assert earlier.digest in listed
+            assert len(listed) == len(set(listed))
+            if descriptor is not None:
+                assert descriptor.digest in listed
+                assert fetch_report(client, image) == b'{"text": "later"}'
+        assert not server.model.check_integrity()
