@@ -32,8 +32,8 @@ from buildkit.registry import FetchedManifest, RegistryClient
 
 SETTLE = 2.0
 """Seconds after which the tag is looked at again."""
-ATTEMPTS = 8
-"""Times that the tag is put before this gives up on registries that lose it and on rivals that never rest."""
+ATTEMPTS = 12
+"""Looks and PUTs before this gives up on a registry that loses the tag, and on rivals that never rest."""
 _MAX_CONFIG = 64 * 2**20
 _MAX_NESTING = 4
 
@@ -181,16 +181,15 @@ def promotion(image: Provenance, ancestry: Ancestry, *, force: bool = False, dry
     held = yield from _look()
     previous = held.digest if held else None
     decision = decide(image, held, ancestry, force=force)
-    if dry:
-        return decision, previous, previous
     failed: RegistryError | None = None
     for _ in range(ATTEMPTS):
-        # Deciding takes its time: it reads manifests and asks git. What was decided on must still be there.
-        decided = held
-        while decision.verdict == "move" and (held := (yield from _look())) != decided:
-            decision, decided = decide(image, held, ancestry, force=force), held
-        if decision.verdict != "move":
+        if decision.verdict != "move" or dry:
             return decision, previous, held.digest if held else None
+        # Deciding takes its time: it reads manifests and asks git. What was decided on must still be there.
+        decided, held = held, (yield from _look())
+        if held != decided:
+            decision = decide(image, held, ancestry, force=force)
+            continue
         reply = yield Put()
         failed = reply if isinstance(reply, RegistryError) else None
         # The registry may have stored it all the same: only a look can tell.
@@ -199,12 +198,11 @@ def promotion(image: Provenance, ancestry: Ancestry, *, force: bool = False, dry
         if held is not None and held.digest == image.digest:
             return decision, previous, held.digest
         if held == decided:
-            continue  # it never came to be there, or is lost
-        again = decide(image, held, ancestry)
-        if again.verdict == "move" and held is not None and image.revision and held.revision == image.revision:
+            continue  # ours never came to be there, or is lost
+        decision = decide(image, held, ancestry)
+        if decision.verdict == "move" and held is not None and image.revision and held.revision == image.revision:
             # Two rebuilds of one commit would take the tag from each other for ever.
-            again = Decision(verdict="keep", reason=f"another run has pushed {image.name} meanwhile")
-        decision = again
+            decision = Decision(verdict="keep", reason=f"another run has pushed {image.name} meanwhile")
     raise failed or UnreachableError(
         "others move the tag back all the time, or the registry loses it", hint="run the same command again"
     )

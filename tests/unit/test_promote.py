@@ -173,6 +173,17 @@ def test_a_put_that_always_fails_ends_in_its_own_error() -> None:
         run(promotion(image(2), unknown), tag)
 
 
+def test_a_tag_that_is_another_at_every_look_ends_in_an_error() -> None:
+    tag = Tag(None, [image(9)])
+
+    def restless(number: int, step: Any) -> Any:
+        tag.held = image(1) if tag.held is None else None
+        return tag.held
+
+    with pytest.raises(RegistryError, match="all the time"):
+        interleave([promotion(image(9), unknown)], restless, kind_of, min)
+
+
 @pytest.mark.parametrize("held", [None, image(1), image(2), image(3)])
 def test_a_dry_run_looks_once_and_says_what_would_be(held: Provenance | None) -> None:
     tag = Tag(held, [image(2)])
