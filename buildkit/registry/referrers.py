@@ -114,7 +114,7 @@ class _Held:
 class AddToIndex:
     """Lists ``added`` in the index under the fallback tag of ``subject``, each once. Everyone else's entries stay.
 
-    ``spare`` says which entries of a full index may go, oldest first: ours, of which there are newer ones.
+    ``spare`` says which entries of a full index may go, oldest first, as long as there are newer ones of their type.
     """
 
     origin: Origin
@@ -178,9 +178,11 @@ class AddToIndex:
             entries = yield from self._present(tag, entries)
             raw = _index(held, entries)
         own = {str(d.digest) for d in self.added}
-        spare = [e for e in entries if isinstance(e, dict) and e.get("digest") not in own and self.spare(e)]
-        spare.sort(key=created)
-        for entry in spare:
+        known = sorted((e for e in entries if isinstance(e, dict)), key=created)
+        newest = {str(e.get("artifactType")): e for e in known}
+        for entry in known:
+            if entry.get("digest") in own or entry is newest[str(entry.get("artifactType"))] or not self.spare(entry):
+                continue
             if len(entries) <= MAX_LISTED and len(raw) <= MAX_MANIFEST:
                 break
             entries.remove(entry)

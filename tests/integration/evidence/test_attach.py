@@ -391,11 +391,12 @@ def test_a_full_index_lets_superseded_entries_of_ours_go(tmp_path: Path, monkeyp
     with serving(DISTRIBUTION_3) as server, client_for(server, tmp_path) as client:
         image = publish(client, "team/app")
         foreign = attach(client, image, Artifact(kind="application/x.sig", files=(ArtifactFile("s", "a/b", b"s"),)))
+        only = attach(client, image, check_artifact(b"{}", created=NOW - timedelta(days=9)))
         for hour in range(6):
             attach(client, image, report_at(NOW + timedelta(hours=hour), f"run {hour}"))
         listed = list_artifacts(client, image)
         assert len(listed) == 4
-        assert foreign.digest in {a.digest for a in listed}
+        assert {foreign.digest, only.digest} < {a.digest for a in listed}
         assert fetch_report(client, image) == b'{"text": "run 5"}'
 
 
