@@ -308,7 +308,7 @@ class Transport:
 
     def _manager_for(self, url: str) -> urllib3.PoolManager:
         origin = Origin.of(url)
-        proxy = _proxy_for(origin)
+        proxy = proxy_for(origin)
         insecure = origin.netloc in self._options.insecure_hosts or origin.host in self._options.insecure_hosts
         key = (origin.scheme, proxy, insecure)
         with self._lock:
@@ -355,7 +355,7 @@ class Transport:
         }
         if scheme == "https" or (proxy or "").startswith("https:"):
             # Loading the system's certificates takes 40 ms; plain http has no use for them.
-            settings["ssl_context"] = _tls_context(self._options.ca_bundle, insecure)
+            settings["ssl_context"] = tls_context(self._options.ca_bundle, insecure)
             if insecure:
                 settings["assert_hostname"] = False
         manager = urllib3.ProxyManager(proxy, **settings) if proxy else urllib3.PoolManager(**settings)
@@ -377,7 +377,7 @@ class _Failed(Exception):
         self.failure, self.sent = failure, sent
 
 
-def _tls_context(ca_bundle: str | None, insecure: bool) -> ssl.SSLContext:
+def tls_context(ca_bundle: str | None, insecure: bool) -> ssl.SSLContext:
     bundle = ca_bundle or os.environ.get("REQUESTS_CA_BUNDLE") or None
     try:
         context = ssl.create_default_context()
@@ -395,7 +395,7 @@ def _tls_context(ca_bundle: str | None, insecure: bool) -> ssl.SSLContext:
     return context
 
 
-def _proxy_for(origin: Origin) -> str | None:
+def proxy_for(origin: Origin) -> str | None:
     """As curl and Docker do: HTTPS_PROXY, HTTP_PROXY and NO_PROXY; never for loopback."""
     if origin.host in ("localhost", "127.0.0.1", "::1") or urllib.request.proxy_bypass(origin.host):
         return None

@@ -6,6 +6,7 @@ from invoke.collection import Collection
 
 import buildkit.tasks.check as check
 import buildkit.tasks.deploy as deploy
+import buildkit.tasks.doctor as doctor
 import buildkit.tasks.evidence as evidence
 import buildkit.tasks.images as images
 import buildkit.tasks.login as login
@@ -20,6 +21,7 @@ __all__ = ["namespace"]
 namespace = Collection()
 for _task in (
     pipeline.pipeline,
+    doctor.doctor,
     images.build,
     check.check,
     smoke.smoke,

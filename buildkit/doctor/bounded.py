@@ -1,0 +1,44 @@
+"""Calls that have no time-out of their own, in bounded time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Late(Exception):
+    """It did not end in time. Its thread is left to itself, and does not hold up the end of the process."""
+
+
+class Running(Generic[T]):
+    """``function`` in a thread of its own."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self._value: list[T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True, name="doctor")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._value.append(self._function())
+        except BaseException as error:  # it is raised where the result is asked for
+            self._error = error
+
+    def result(self, seconds: float) -> T:
+        """What the function returned or raised; ``Late`` if it is not done within ``seconds``."""
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            raise Late
+        if self._error is not None:
+            raise self._error
+        return self._value[0]
+
+
+def within(seconds: float, function: Callable[[], T]) -> T:
+    """``function()``, or ``Late`` after ``seconds``."""
+    return Running(function).result(seconds)
