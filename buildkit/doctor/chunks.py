@@ -58,7 +58,9 @@ class _Probe:
         seen = replace(seen, stored=True, acknowledged=self._acknowledged(first), offset=self._ask_offset())
         if seen.offset != "lost":
             seen = replace(seen, content_range=self._misplace(size))
-            seen = replace(seen, after_break=self._break_off(size))
+            # A session whose address is signed for its size can neither go on nor be cancelled after a broken chunk.
+            signed = self.session.told[-1].state
+            seen = replace(seen, after_break="signed" if signed else self._break_off(size))
         if any(told.form == "absolute" and not told.other_host and (told.other_scheme or told.other_port)
                for told in self.session.told):  # fmt: skip
             self._note(Quirk.LOCATION_REWRITTEN)

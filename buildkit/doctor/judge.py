@@ -475,6 +475,14 @@ def _after_break(seen: ChunksSeen) -> Iterator[Finding]:
                 "not resumable within a chunk: after one that broke off, the upload was lost",
                 "a blob whose chunk breaks starts again; between chunks it goes on",
             )
+        case "signed":
+            yield _line(
+                Area.CHUNKS,
+                Level.NOTE,
+                "an upload's address is signed for its size: a chunk that breaks off was not tried, as nothing could "
+                "cancel it",
+                "a blob whose chunk breaks starts again; between chunks it goes on",
+            )
         case "poisoned":
             yield _line(
                 Area.CHUNKS,

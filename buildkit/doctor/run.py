@@ -44,6 +44,7 @@ OpenImage = Callable[[], ImageSource]
 class DoctorOptions:
     """``registry`` are the settings that pushes would have. ``quick`` sends no body above a megabyte and measures no
     limit; ``budget`` bounds all bodies together, in bytes. ``needs_engine``: without an engine nothing goes.
+    ``machine`` off leaves this machine out, for whoever looks at several registries from it.
     """
 
     registry: RegistryOptions
@@ -51,6 +52,7 @@ class DoctorOptions:
     recipe: Recipe | None = None
     engine_host: str | None = None
     needs_engine: bool = True
+    machine: bool = True
     quick: bool = False
     budget: int = DEFAULT_BUDGET
 
@@ -126,7 +128,8 @@ class _Doctor:
         started = self.clock.monotonic()
         self.budget = Budget(total=self.options.allowed)
         target = self.reference.registry if self.reference is not None else self.registry
-        self._host()
+        if self.options.machine:
+            self._host()
         image = self._image()
         if target is None:
             self._not_run(Area.REGISTRY, "no registry is named", "give a reference, or a recipe with a target")
@@ -268,7 +271,7 @@ class _Doctor:
             for area in (Area.CHUNKS, Area.LIMIT):
                 self._not_run(area, "it needs a credential that the registry takes")
             return
-        with Uploads(client, self.reference.repository, self.budget) as self.uploads:
+        with Uploads(client, self.reference.repository, self.budget, self.say) as self.uploads:
             self._write(client, self.uploads, self.reference.repository)
 
     def _login(self, client: RegistryClient, credential: CredentialSeen) -> CredentialSeen:

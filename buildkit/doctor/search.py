@@ -74,8 +74,10 @@ def next_size(known: Interval, *, left: int, wanted: int, largest: int | None = 
         if low < size < high and size <= top:
             return size
     middle = math.isqrt(max(low, 1) * high) if high > 2 * max(low, 1) else (low + high) // 2
-    size = min(max(middle, low + 1), top)
-    return size if low + resolution(high) // 2 < size < high else None
+    if low < middle <= top:
+        return middle
+    # The budget does not reach the middle: what it reaches, if that is worth a try.
+    return top if low + resolution(high) // 2 < top < high else None
 
 
 def _climb(accepted: int, top: int, wanted: int) -> int | None:

@@ -158,7 +158,8 @@ class ChunksSeen:
 
     ``stored``: the first one was taken; else ``refusal`` is the exchange that says no. ``acknowledged`` and ``offset``
     say how well PATCH and GET tell what is stored. ``content_range``: what became of a chunk that claimed the wrong
-    place. ``after_break``: what became of the session when a chunk broke off half-way.
+    place. ``after_break``: what became of the session when a chunk broke off half-way; not tried where its address is
+    ``signed`` for its size.
     """
 
     location: LocationSeen
@@ -169,7 +170,7 @@ class ChunksSeen:
     acknowledged: Offset = "not asked"
     offset: Offset = "not asked"
     content_range: Literal["honoured", "ignored", "unclear", "not asked"] = "not asked"
-    after_break: Literal["goes on", "starts again", "poisoned", "unclear", "not asked"] = "not asked"
+    after_break: Literal["goes on", "starts again", "poisoned", "signed", "unclear", "not asked"] = "not asked"
     quirks: tuple[Quirk, ...] = ()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, BinaryIO, Self, cast
@@ -27,8 +28,9 @@ from buildkit.registry.upload import push_scope
 REQUEST_SECONDS = 20.0
 """For a request without a large body, from its first byte to its answer's last."""
 CANCEL_SECONDS = 10.0
-_CANCELLED_CODES = frozenset({"BLOB_UPLOAD_UNKNOWN", "BLOB_UPLOAD_INVALID"})
-"""Distribution 2.8 cancels a session whose state token does not fit its size, and says that it is invalid."""
+_STALE = frozenset({"BLOB_UPLOAD_INVALID"})
+"""Distribution 2.8 answers this to a state token that does not fit the session's size, with 400 or 404. It means to
+cancel the session then, and leaves it lying (seen with 2.8.2: its file is closed before it is to be removed)."""
 
 
 class BudgetSpent(BuildkitError):
@@ -119,8 +121,9 @@ class Session:
 class Uploads:
     """A context manager: on its way out, also by Ctrl-C, every session that is still open is cancelled."""
 
-    def __init__(self, client: RegistryClient, repository: str, budget: Budget) -> None:
+    def __init__(self, client: RegistryClient, repository: str, budget: Budget, say: Callable[[str], None]) -> None:
         self._client = client
+        self._say = say
         self._scopes = (push_scope(repository),)
         self._url = f"{client.origin}/v2/{repository}/blobs/uploads/"
         self._sessions: list[Session] = []
@@ -137,6 +140,8 @@ class Uploads:
         for session in self._sessions:
             if session.alive:
                 self.cancel(session)
+        if self._left and error is not None:
+            self._say(f"{len(self._left)} uploads could not be cancelled; the registry removes them after some days")
 
     def seen(self) -> SessionsSeen:
         return SessionsSeen(opened=len(self._sessions), cancelled=self._cancelled, left=tuple(self._left))
@@ -230,9 +235,7 @@ class Uploads:
             except BuildkitError as error:
                 told = error.message
                 continue
-            if isinstance(reply, Answer) and (
-                reply.status in (200, 202, 204, 404) or (reply.status == 400 and codes(reply) & _CANCELLED_CODES)
-            ):
+            if isinstance(reply, Answer) and reply.status in (200, 202, 204, 404) and not codes(reply) & _STALE:
                 self._cancelled += 1
                 return
             told = reason(reply)
