@@ -38,6 +38,11 @@ class Note:
 
 
 NOTES: Mapping[str, Note] = {
+    "doctor": Note(
+        example="invoke doctor git.example.org/team/app --recipe candle-vllm --quick",
+        failed="there is a problem: a build or a push would fail",
+        missing="all that is wrong is that something is not installed or does not run",
+    ),
     "pipeline": Note(
         example="invoke pipeline candle-vllm --to git.example.org/models/candle-vllm --report report",
         failed="a stage failed; the report is written all the same, and says which and why",
@@ -80,20 +85,9 @@ NOTES: Mapping[str, Note] = {
         missing="a credential helper is not installed",
     ),
     "promote": Note(
-        example="invoke promote git.example.org/team/app@sha256:… --tag sm70",
-        failed="nothing shows which image is newer (`--force` moves the tag), or the registry refused; a tag that stays "
-        "with a newer image is no failure",
-        missing="a credential helper is not installed",
-        needs=("reference", "tag"),
-    ),
-    "evidence": Note(
-        example="invoke evidence git.example.org/team/app:1.2 --get report --out report.json",
-        failed="nothing is attached, not what was asked for, or the newest evidence says that the image failed a step",
-        missing="a credential helper is not installed",
-    ),
-    "promote": Note(
         example="invoke promote git.example.org/team/app@sha256:DIGEST --tag sm70",
-        failed="nothing shows which of the two images is newer, or the registry refused; a tag that stays is no failure",
+        failed="nothing shows which image is newer (`--force` moves the tag), or the registry refused; that a newer "
+        "image keeps the tag is no failure",
         missing="a credential helper is not installed",
         needs=("reference", "tag"),
     ),
