@@ -49,7 +49,8 @@ class Artifact:
     """``kind`` is the artifact type; ``created`` says which of several is the newest. The same values make the same
     bytes, and so the same digest, wherever they are attached to the same image.
 
-    Raises UsageError for a name that is no plain file name, a media type that is none, or no files at all.
+    Raises UsageError for a name that is no plain file name, a media type that is none, annotations that are no text,
+    or no files at all.
     """
 
     kind: str
@@ -67,6 +68,10 @@ class Artifact:
         for kind in (self.kind, *(file.media_type for file in self.files)):
             if not _MEDIA_TYPE.fullmatch(kind):
                 raise UsageError(f"{kind!r} is not a media type")
+        try:
+            "".join(text for pair in self.annotations.items() for text in pair).encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"an annotation of the artifact {self.kind} is not Unicode text") from error
 
     def all_annotations(self) -> dict[str, str]:
         """Those of the manifest, ``created`` among them."""

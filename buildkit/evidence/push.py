@@ -56,20 +56,21 @@ class Pusher(oras.provider.Registry):  # type: ignore[misc]  # oras has no types
         """Make the registry hold ``artifact`` beside ``image``, whose manifest is ``subject``; ``folder`` is made for
         the files on their way. Idempotent: what the registry holds is not sent."""
         self._image, self._kind = image, artifact.kind
-        config = folder / "config" / "empty.json"
+        config, files = folder / "config" / "empty.json", folder / "files"
         self._types = {config: EMPTY_TYPE}
         try:
             config.parent.mkdir(parents=True)
+            files.mkdir()
             config.write_bytes(_CONFIG)
             for file in artifact.files:
-                (folder / file.name).write_bytes(file.data)
-                self._types[folder / file.name] = file.media_type
+                (files / file.name).write_bytes(file.data)
+                self._types[files / file.name] = file.media_type
         except OSError as error:
             raise StorageError(f"{folder}: {error.strerror}") from error
         try:
             self.push(
                 f"{image.name}:unused",
-                files=[str(folder / file.name) for file in artifact.files],
+                files=[str(files / file.name) for file in artifact.files],
                 manifest_config=str(config),
                 manifest_annotations=artifact.all_annotations(),
                 subject=oras.oci.Subject(subject.media_type, str(subject.digest), subject.size),

@@ -37,6 +37,7 @@ from buildkit.evidence import (
     list_artifacts,
     report_artifact,
 )
+from buildkit.evidence.push import Pusher
 from buildkit.model import OCI_INDEX, OCI_MANIFEST, Digest, Platform, Reference
 from buildkit.registry import CancelToken, RegistryOptions, UploadFinished
 from buildkit.registry import referrers as machines
@@ -447,6 +448,27 @@ def test_names_and_types_that_would_lead_elsewhere_are_refused() -> None:
             Artifact(kind="a/b", files=(ArtifactFile("a", kind, b""),))
     with pytest.raises(UsageError):
         Artifact(kind="a/b", files=())
+    with pytest.raises(UsageError):
+        Artifact(kind="a/b", files=(ArtifactFile("a", "a/b", b""),), annotations={"a": "\ud800"})
+
+
+def test_files_may_be_called_what_we_call_ours(tmp_path: Path) -> None:
+    names = ("config", "files", "empty.json")
+    with serving(ZOT) as server, client_for(server, tmp_path) as client:
+        image = publish(client, "team/app")
+        attach(client, image, Artifact(kind="a/b", files=tuple(ArtifactFile(n, "a/b", n.encode()) for n in names)))
+        found = fetch(client, image, "a/b")
+        assert found is not None
+        assert [(f.name, f.data) for f in found.files] == [(n, n.encode()) for n in names]
+
+
+def test_nothing_of_oras_goes_round_our_connection(tmp_path: Path) -> None:
+    with serving(ZOT) as server, client_for(server, tmp_path) as client:
+        pusher = Pusher(client)
+        for ask in (pusher.get_tags, pusher.get_manifest, lambda target: pusher.pull(target, outdir=str(tmp_path))):
+            with pytest.raises(ProtocolError, match="oras-py wants to send GET"):
+                ask(f"{server.registry}/team/app:x")
+        assert not server.requests
 
 
 KINDS = (
