@@ -16,7 +16,7 @@ from buildkit.evidence import fetch_report
 from buildkit.model import Reference
 from buildkit.recipe import images_folder, load
 from buildkit.registry import RegistryClient
-from buildkit.report import Report
+from buildkit.report import Report, to_markdown
 from buildkit.tasks import actions, flags
 
 _FORGES = "gitea, github or both"
@@ -120,8 +120,6 @@ def summary(
     password_stdin: bool = False,
 ) -> None:
     """In the last job: put the report that is attached to the image onto the run's summary page."""
-    from buildkit.report import to_markdown  # type: ignore[attr-defined]
-
     where = Reference.parse(image, default_tag=None)
     if where.digest is None:
         raise UsageError(f"{image} has no digest", hint="HOST[:PORT]/REPOSITORY@sha256:…")

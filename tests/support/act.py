@@ -15,7 +15,7 @@ import sys
 import threading
 import venv
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,12 @@ class Run:
 
     @property
     def table(self) -> str:
-        """For people, and for a failing assertion."""
-        return "\n".join(f"{name:<12} {result}" for name, result in self.jobs.items())
+        """For people, and for a failing assertion: the jobs, and the last words of those that failed."""
+        rows = [f"{name:<12} {result}" for name, result in self.jobs.items()]
+        for name, result in self.jobs.items():
+            if result == "failure":
+                rows += [f"{name}: {line}" for line in self.output(name).splitlines()[-12:]]
+        return "\n".join(rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +87,7 @@ class Act:
     home: Path
     environ: Mapping[str, str]
     variables: Mapping[str, str]
-    secrets: Mapping[str, str]
+    secrets: Mapping[str, str] = field(repr=False)
 
     def push(
         self,

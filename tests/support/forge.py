@@ -26,7 +26,10 @@ licenses: MIT
 build: {{network: none, timeout: 10m}}
 cuda: {{require: [sm_70]}}
 start: {{command: [/bin/sh, -c, "echo ready"], expect: ready}}
-smoke: {{library: /srv/libgdn.so, levels: [kernel]}}
+smoke:
+  levels: [server]
+  server:  # what a loader says where there is no driver: NOT RUN, whatever this machine has
+    command: [/bin/sh, -c, "echo 'libcuda.so.1: cannot open shared object file'; exit 127"]
 push: {{target: "${{BUILDKIT_REGISTRY}}/candle-vllm", edge: cloudflare-free}}
 """
 DOCKERFILE = 'FROM scratch\nADD root.tar /\nCOPY code.so /srv/libgdn.so\nCMD ["/bin/sh"]\n'
