@@ -66,7 +66,7 @@ def next_size(known: Interval, *, left: int, wanted: int, largest: int | None = 
     """
     top = left if largest is None else min(left, largest)
     if known.refused is None:
-        return _climb(known.accepted, top, wanted if largest is None else min(wanted, largest))
+        return _climb(known.accepted, top, wanted if largest is None else min(wanted, largest), spare=left - top)
     if known.settled:
         return None
     low, high = known.accepted, known.refused
@@ -80,7 +80,7 @@ def next_size(known: Interval, *, left: int, wanted: int, largest: int | None = 
     return top if low + resolution(high) // 2 < top < high else None
 
 
-def _climb(accepted: int, top: int, wanted: int) -> int | None:
+def _climb(accepted: int, top: int, wanted: int, *, spare: int) -> int | None:
     first = max(CLIMB[0], wanted)
     if accepted < first <= top:
         return first
@@ -88,7 +88,9 @@ def _climb(accepted: int, top: int, wanted: int) -> int | None:
     if larger:
         # Where the first step is too far for the budget: as far as it goes, in one step.
         return larger[0] if accepted >= first else larger[-1]
-    round_top = top - top % MB if top > 10 * MB else top
+    # All of it only where a refusal would leave something known all the same.
+    step = top if 4 * accepted >= top or spare >= top else top // 2
+    round_top = step - step % MB if step > 10 * MB else step
     return round_top if round_top > accepted + resolution(max(round_top, 1)) else None
 
 

@@ -20,7 +20,7 @@ from buildkit.doctor.bounded import Late, Running
 from buildkit.doctor.seen import Exchange, LocationSeen, SessionsSeen
 from buildkit.errors import BuildkitError, ProtocolError
 from buildkit.registry import RegistryClient
-from buildkit.registry.answers import codes, reason
+from buildkit.registry.answers import codes, is_html, reason
 from buildkit.registry.location import Origin, redact, resolve
 from buildkit.registry.steps import Answer, Failure, Request, Window
 from buildkit.registry.upload import push_scope
@@ -227,15 +227,14 @@ class Uploads:
         """DELETE on the session, by the best address that is known for it. Never raises for what a server does."""
         session.alive = False
         told = ""
-        for url in dict.fromkeys((session.url, *session.ways)):
-            if not url:
-                continue
+        # Each twice: a request that got lost, or an edge's page, says nothing about the session.
+        for url in (url for url in dict.fromkeys((session.url, *session.ways)) if url for _ in range(2)):
             try:
                 reply = self.ask(self._request("DELETE", url, {}, "cancelling the upload"), CANCEL_SECONDS)
             except BuildkitError as error:
                 told = error.message
                 continue
-            if isinstance(reply, Answer) and reply.status in (200, 202, 204, 404) and not codes(reply) & _STALE:
+            if isinstance(reply, Answer) and _is_gone(reply):
                 self._cancelled += 1
                 return
             told = reason(reply)
@@ -272,6 +271,13 @@ class Uploads:
             ways.append(urlunsplit((origin.scheme, origin.netloc, parts.path, parts.query, "")))
         ways.append(by_id)
         return url, _compared(raw, request_url, origin, failed), [way for way in ways if way]
+
+
+def _is_gone(answer: Answer) -> bool:
+    """Whether the answer to a DELETE says that the session is not there any more."""
+    if answer.status == 404:
+        return not is_html(answer) and not codes(answer) & _STALE
+    return answer.status in (200, 202, 204)
 
 
 def _split(raw: str) -> Any:

@@ -57,7 +57,7 @@ def test_no_budget_is_exceeded_and_the_interval_holds_the_truth(
 
 @given(limit=st.integers(1, 500 * MB))
 def test_an_edge_that_refuses_at_once_is_measured_well_by_a_small_fortune(limit: int) -> None:
-    known, _, _ = searched(limit, budget=2000 * MB, cost=0.0)
+    known, _, _ = searched(limit, budget=10_000 * MB, cost=0.0)
     assert known.refused is not None
     assert known.refused - known.accepted <= resolution(known.refused)
 
