@@ -9,7 +9,7 @@ dates, no sexagesimal numbers.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -30,8 +30,11 @@ Path_ = tuple[str | int, ...]
 _INT = re.compile(r"[-+]?(?:0b[01_]+|0o?[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)", re.ASCII)
 _FLOAT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9_]+)(?:[eE][-+]?[0-9]+)?", re.ASCII)
 _NULL = frozenset({"", "~", "null", "Null", "NULL"})
-_TRUE = frozenset({"true", "yes", "on"})
-_FALSE = frozenset({"false", "no", "off"})
+_TRUE = frozenset(form(word) for word in ("true", "yes", "on", "y") for form in (str.lower, str.capitalize, str.upper))
+_FALSE = frozenset(
+    form(word) for word in ("false", "no", "off", "n") for form in (str.lower, str.capitalize, str.upper)
+)
+"""As goyaml v2 has them, by which Kubernetes reads: y and n too."""
 _TAG = "tag:yaml.org,2002:"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml where PyYAML was built with it: the same events, ten times faster."""
@@ -145,7 +148,7 @@ class _TooMuchError(Exception):
         self.line = line
 
 
-def _compose(text: str) -> Iterator[_Node]:
+def _compose(text: str, resolver: Resolver) -> Iterator[_Node]:
     """The root node of each document, built from the parser's events on a stack of our own.
 
     PyYAML's composer recurses once per level, so a hostile file could end the process; here depth is a number. An
@@ -171,7 +174,7 @@ def _compose(text: str) -> Iterator[_Node]:
                 raise _TooMuchError(f"alias *{event.anchor} has no anchor before it", line)
             node = found
         elif isinstance(event, yaml.ScalarEvent):
-            node = _Node("scalar", line, resolve(event), text=event.value, plain=event.implicit[0])
+            node = _Node("scalar", line, resolver(event), text=event.value, plain=event.implicit[0])
         elif isinstance(event, yaml.SequenceStartEvent | yaml.MappingStartEvent):
             node = _Node("list" if isinstance(event, yaml.SequenceStartEvent) else "mapping", line, [])
         else:
@@ -246,6 +249,7 @@ class _Builder:
         )
 
 
+Resolver = Callable[[yaml.ScalarEvent], Any]
 _UNRENDERED = "render the template first (helm template, kustomize build) and check its output"
 
 
@@ -255,17 +259,23 @@ def resolve(event: yaml.ScalarEvent) -> Any:
     tag = (event.tag or "").removeprefix(_TAG)
     if not event.implicit[0] and tag not in ("null", "bool", "int", "float"):
         return text
-    lowered = text.lower()
     if tag == "null" or text in _NULL:
         return None
-    if lowered in _TRUE | _FALSE:
-        return lowered in _TRUE
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
     bare = text.replace("_", "")
     if _INT.fullmatch(text):
         return _integer(bare)
     if _FLOAT.fullmatch(text) and any(c.isdigit() for c in text):
         return float(bare)
     return text
+
+
+def resolve_kustomize(event: yaml.ScalarEvent) -> Any:
+    """The same as kustomize reads the resources that it takes in (kyaml): only true and false are booleans."""
+    if event.implicit[0] and event.value.lower() not in ("true", "false") and event.value in _TRUE | _FALSE:
+        return event.value
+    return resolve(event)
 
 
 def _integer(text: str) -> int | str:
@@ -278,14 +288,14 @@ def _integer(text: str) -> int | str:
     return sign * int(digits, 8 if len(digits) > 1 and digits[0] == "0" else 10)
 
 
-def read_documents(text: str, file: str) -> tuple[list[Document], list[Finding]]:
+def read_documents(text: str, file: str, resolver: Resolver = resolve) -> tuple[list[Document], list[Finding]]:
     """All documents of a file, and what is wrong with it; never raises for what the text says."""
     documents: list[Document] = []
     findings: list[Finding] = []
     budget = MAX_NODES
     for start, chunk in _parts(text):
         # Blank lines in front keep the marks right for a document that is parsed alone.
-        document, found, budget = _read_one("\n" * start + chunk, file, start + 1, budget)
+        document, found, budget = _read_one("\n" * start + chunk, file, start + 1, budget, resolver)
         findings += found
         documents += document
         if budget < 0:
@@ -293,7 +303,9 @@ def read_documents(text: str, file: str) -> tuple[list[Document], list[Finding]]
     return documents, findings
 
 
-def read_file(path: Path, shown: str | None = None) -> tuple[list[Document], list[Finding]]:
+def read_file(
+    path: Path, shown: str | None = None, resolver: Resolver = resolve
+) -> tuple[list[Document], list[Finding]]:
     """The documents of a file on disk. A file that cannot be read is a finding too."""
     name = shown or str(path)
     try:
@@ -301,15 +313,15 @@ def read_file(path: Path, shown: str | None = None) -> tuple[list[Document], lis
             raw = handle.read(MAX_FILE + 1)
     except OSError as error:
         return [], [_unreadable(name, f"cannot be read: {error.strerror or error}", "check the path and its rights")]
-    return read_bytes(raw, name)
+    return read_bytes(raw, name, resolver)
 
 
-def read_bytes(raw: bytes, name: str) -> tuple[list[Document], list[Finding]]:
+def read_bytes(raw: bytes, name: str, resolver: Resolver = resolve) -> tuple[list[Document], list[Finding]]:
     """The documents in the bytes of a file, or of a stream that is shown as ``name``."""
     if len(raw) > MAX_FILE:
         return [], [_unreadable(name, f"is larger than {MAX_FILE} bytes", "a manifest has a few kilobytes")]
     try:
-        return read_documents(raw.decode("utf-8-sig"), name)
+        return read_documents(raw.decode("utf-8-sig"), name, resolver)
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         return [], [_unreadable(name, f"is not UTF-8 at byte {error.start}", "save it as UTF-8", line)]
@@ -334,12 +346,14 @@ def _parts(text: str) -> Iterator[tuple[int, str]]:
         carried = ""
 
 
-def _read_one(text: str, file: str, line: int, budget: int) -> tuple[list[Document], list[Finding], int]:
+def _read_one(
+    text: str, file: str, line: int, budget: int, resolver: Resolver
+) -> tuple[list[Document], list[Finding], int]:
     """One part of a stream; the budget that is left comes back, below zero where it is used up."""
     documents: list[Document] = []
     findings: list[Finding] = []
     try:
-        for node in _compose(text):
+        for node in _compose(text, resolver):
             builder = _Builder(file=file, budget=budget)
             try:
                 value = builder.build(node, ())

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from buildkit.deploy.documents import MAX_FILE, Document, Field, read_documents, read_file
+from buildkit.deploy.documents import MAX_FILE, Document, Field, read_documents, read_file, resolve_kustomize
 from buildkit.deploy.namehash import name_hash
 from buildkit.errors import UsageError
 
@@ -131,12 +131,13 @@ Value = dict[str, Any]
 
 @dataclass(slots=True)
 class Resource:
-    """An object under way. ``original`` is its name before prefixes, by which others refer to it."""
+    """An object under way. ``original`` is its name before prefixes, by which others refer to it; ``before`` are the
+    names and namespaces that it had on the way, by which patches and generators still know it."""
 
     value: Value
     original: str
     hashed: bool = False
-    names: list[str] = field(default_factory=list)
+    before: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def kind(self) -> str:
@@ -160,9 +161,22 @@ class Resource:
         found = self.metadata.get("annotations")
         return found if isinstance(found, dict) else {}
 
+    @property
+    def group(self) -> str:
+        return str(self.value.get("apiVersion") or "").rpartition("/")[0]
+
+    @property
+    def ids(self) -> set[tuple[str, str]]:
+        """Every name and namespace that it has and had."""
+        return {*self.before, (self.name, self.namespace)}
+
     def rename(self, name: str) -> None:
-        self.names.append(self.name)
+        self.before.append((self.name, self.namespace))
         self.metadata["name"] = name
+
+    def move(self, namespace: str) -> None:
+        self.before.append((self.name, self.namespace))
+        self.metadata["namespace"] = namespace
 
 
 def find_kustomization(folder: Path) -> Path | None:
@@ -176,7 +190,7 @@ def render_subset(folder: Path) -> str:
     for resource in resources:
         if resource.hashed:
             resource.rename(f"{resource.name}-{name_hash(resource.kind, resource.value)}")
-    _fix_references(resources)
+    _fix_references(resources, str(find_kustomization(folder)))
     kept = [r.value for r in resources if str(r.annotations.get(_LOCAL_CONFIG, "")).lower() != "true"]
     ordered = sorted(kept, key=_order)
     return yaml.dump_all(ordered, Dumper=_PlainDumper, sort_keys=True, allow_unicode=True, width=2**30)
@@ -202,10 +216,13 @@ def read_kustomization(folder: Path) -> Field:
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """Writes shared values out instead of as aliases."""
+    """Writes shared values out instead of as aliases, and puts quotes around a y and an n."""
 
     def ignore_aliases(self, _data: Any) -> bool:
         return True
+
+
+_PlainDumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("[yYnN]"), list("yYnN"))
 
 
 def _sources(folder: Path, seen: set[Path]) -> Iterator[Path]:
@@ -292,10 +309,15 @@ def _accumulate(folder: Path, bases: _Bases) -> list[Resource]:
         if place.present and not _fits(key, place):
             raise _refuse(place, f"{key} must be {'a list' if key in _LISTS else 'a text'}", "correct the field")
     resources = [r for entry in root.at("resources").items + root.at("bases").items for r in _load(entry, folder, here)]
-    resources += _generate(root, folder)
+    made = _generate(root, folder)
+    for new in made:
+        if any(r.kind == new.kind and r.ids & new.ids for r in resources):
+            raise _refuse(root, f"{new.kind}/{new.name} is generated, and there already", "generate it once")
+    resources += made
     _refuse_twins(root, resources)
     _patch(root, folder, resources)
     _namespace(root, resources)
+    _refuse_twins(root, resources)  # two namespaces may have become one
     _affixes(root, resources)
     _labels(root, resources)
     _annotations(root, resources)
@@ -303,6 +325,13 @@ def _accumulate(folder: Path, bases: _Bases) -> list[Resource]:
     _images(root, resources)
     _replacements(root, resources)
     return resources
+
+
+def _pairs(place: Field) -> dict[str, str]:
+    """Labels or annotations. Raises UsageError for values that are no text, as kustomize does."""
+    if place.present and not (isinstance(place.value, dict) and len(place.strings) == len(place.value)):
+        raise _refuse(place, "must be texts, each with a name", "put values in quotes")
+    return place.strings
 
 
 def _fits(key: str, place: Field) -> bool:
@@ -336,7 +365,7 @@ def _load(entry: Field, folder: Path, bases: _Bases) -> list[Resource]:
         )
     if not target.is_file():
         raise _refuse(entry, f"{text!r} is no regular file", "correct the entry")
-    documents, findings = read_file(target)
+    documents, findings = read_file(target, resolver=resolve_kustomize)
     if findings:
         raise UsageError(f"{findings[0].file}:{findings[0].line}: {findings[0].message}", hint=findings[0].remedy)
     out = []
@@ -359,9 +388,7 @@ def _check_object(place: Field) -> str:
     if place.at("apiVersion").present and place.at("apiVersion").text is None:
         raise _refuse(place.at("apiVersion"), "apiVersion is no text", "correct it")
     for part in ("labels", "annotations"):
-        pairs = metadata.at(part)
-        if pairs.present and not (isinstance(pairs.value, dict) and len(pairs.strings) == len(pairs.value)):
-            raise _refuse(pairs, f"{part} must be texts, each with a name", "put values in quotes")
+        _pairs(metadata.at(part))
     if metadata.at("namespace").present and metadata.at("namespace").text is None:
         raise _refuse(metadata.at("namespace"), "the namespace is no text", "put it in quotes")
     return name
@@ -409,7 +436,7 @@ def _generated(kind: str, entry: Field, common: Field, folder: Path) -> Resource
     if entry.at("namespace").text:
         value["metadata"]["namespace"] = entry.at("namespace").text
     for part in ("labels", "annotations"):
-        merged = common.at(part).strings | entry.at("options", part).strings
+        merged = _pairs(common.at(part)) | _pairs(entry.at("options", part))
         if merged:
             value["metadata"][part] = merged
     if any(o.at("immutable").boolean for o in (common, entry.at("options"))):
@@ -472,7 +499,7 @@ def _namespace(root: Field, resources: Sequence[Resource]) -> None:
         if resource.kind == "Namespace":
             resource.rename(namespace)
         elif resource.kind not in _CLUSTER_KINDS:
-            resource.metadata["namespace"] = namespace
+            resource.move(namespace)
         if resource.kind in ("RoleBinding", "ClusterRoleBinding"):
             for subject in resource.value.get("subjects") or []:
                 if (
@@ -492,7 +519,7 @@ def _affixes(root: Field, resources: Sequence[Resource]) -> None:
 
 
 def _labels(root: Field, resources: Sequence[Resource]) -> None:
-    common = root.at("commonLabels").strings
+    common = _pairs(root.at("commonLabels"))
     if common:
         for resource in resources:
             _label(resource, common, selectors=True, templates=True)
@@ -502,7 +529,7 @@ def _labels(root: Field, resources: Sequence[Resource]) -> None:
         selectors = bool(entry.at("includeSelectors").boolean)
         for resource in resources:
             templates = selectors or bool(entry.at("includeTemplates").boolean)
-            _label(resource, entry.at("pairs").strings, selectors=selectors, templates=templates)
+            _label(resource, _pairs(entry.at("pairs")), selectors=selectors, templates=templates)
 
 
 def _label(resource: Resource, pairs: Mapping[str, str], *, selectors: bool, templates: bool) -> None:
@@ -517,18 +544,52 @@ def _label(resource: Resource, pairs: Mapping[str, str], *, selectors: bool, tem
                 _child(_child(template, "metadata"), "labels").update(pairs)
         if resource.kind == "CronJob" and isinstance(spec.get("jobTemplate"), dict):
             _child(_child(spec["jobTemplate"], "metadata"), "labels").update(pairs)
+    if templates and resource.kind == "StatefulSet" and isinstance(spec.get("volumeClaimTemplates"), list):
+        for claim in (c for c in spec["volumeClaimTemplates"] if isinstance(c, dict)):
+            _child(_child(claim, "metadata"), "labels").update(pairs)
     if selectors:
         if resource.kind in ("Service", "ReplicationController"):
-            if resource.kind != "Service" or spec.get("type") != "ExternalName":
-                _child(spec, "selector").update(pairs)
+            _child(spec, "selector").update(pairs)
         elif resource.kind in ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"):
             _child(_child(spec, "selector"), "matchLabels").update(pairs)
-        elif isinstance(spec.get("selector"), dict) and "matchLabels" in spec["selector"]:
-            spec["selector"]["matchLabels"].update(pairs)
+        for path in _SELECTORS:
+            for found in _found(resource.value, path):
+                found.update(pairs)
+
+
+_POD_SELECTORS = (
+    "affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution.*.podAffinityTerm.labelSelector.matchLabels",
+    "affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution.*.labelSelector.matchLabels",
+    "affinity.podAntiAffinity.preferredDuringSchedulingIgnoredDuringExecution.*.podAffinityTerm.labelSelector.matchLabels",
+    "affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution.*.labelSelector.matchLabels",
+    "topologySpreadConstraints.*.labelSelector.matchLabels",
+)
+_SELECTORS = (
+    "spec.podSelector.matchLabels",
+    "spec.ingress.*.from.*.podSelector.matchLabels",
+    "spec.egress.*.to.*.podSelector.matchLabels",
+    "spec.selector.matchLabels",
+    *(f"spec.template.spec.{path}" for path in _POD_SELECTORS),
+)
+"""Selectors that get a common label where they are there (kustomize's commonLabels field specs)."""
+
+
+def _found(value: Any, path: str) -> Iterator[Value]:
+    """The mappings at a dotted path; ``*`` is every element of a list."""
+    step, _, rest = path.partition(".")
+    if step == "*":
+        children = value if isinstance(value, list) else []
+    else:
+        children = [value[step]] if isinstance(value, dict) and step in value else []
+    for child in children:
+        if rest:
+            yield from _found(child, rest)
+        elif isinstance(child, dict):
+            yield child
 
 
 def _annotations(root: Field, resources: Sequence[Resource]) -> None:
-    pairs = root.at("commonAnnotations").strings
+    pairs = _pairs(root.at("commonAnnotations"))
     if not pairs:
         return
     for resource in resources:
@@ -545,11 +606,7 @@ def _annotations(root: Field, resources: Sequence[Resource]) -> None:
 def _replicas(root: Field, resources: Sequence[Resource]) -> None:
     for entry in root.at("replicas").items:
         name, count = entry.at("name").text, entry.at("count").integer
-        hits = [
-            r
-            for r in resources
-            if r.original == name and r.kind in ("Deployment", "StatefulSet", "ReplicaSet", "ReplicationController")
-        ]
+        hits = [r for r in resources if r.original == name and r.kind in _SCALABLE]
         if count is None or not hits:
             raise _refuse(entry, f"replicas: nothing of the name {name!r} to scale", "correct name and count")
         for resource in hits:
@@ -618,14 +675,17 @@ def _patch(root: Field, folder: Path, resources: list[Resource]) -> None:
 def _apply_patch(item: Field, folder: Path, text: str, target: Field | None, resources: list[Resource]) -> None:
     inline = "\n" in text or ":" in text
     body = text if inline else _inside(item, folder, text).decode("utf-8", "replace")
+    # JSON 6902 patches are read as the kustomization is, strategic ones as resources are.
     documents, findings = read_documents(body, item.file)
+    if not any(isinstance(d.value, list) for d in documents):
+        documents, findings = read_documents(body, item.file, resolve_kustomize)
     if findings:
         raise _refuse(item, f"the patch does not parse: {findings[0].message}", "correct the patch")
     for document in documents:
         patch = document.value
         hits = _targets(item, patch, target, resources)
-        if not hits:
-            raise _refuse(item, "the patch matches no resource", "correct its target")
+        if not hits and target is None:
+            raise _refuse(item, "the patch matches no resource", "correct its kind and name")
         for resource in hits:
             if isinstance(patch, list):
                 for operation in patch:
@@ -657,8 +717,10 @@ def _targets(item: Field, patch: Any, target: Field | None, resources: Sequence[
     if target is None:
         if not isinstance(patch, dict):
             raise _refuse(item, "a JSON 6902 patch needs a target", "add target: with kind and name")
-        name = patch["metadata"].get("name") if isinstance(patch.get("metadata"), dict) else None
-        return [r for r in resources if r.kind == patch.get("kind") and name in (r.original, r.name)]
+        metadata = patch["metadata"] if isinstance(patch.get("metadata"), dict) else {}
+        wanted = (metadata.get("name"), str(metadata.get("namespace") or "default"))
+        group = str(patch.get("apiVersion") or "").rpartition("/")[0]
+        return [r for r in resources if (r.group, r.kind) == (group, patch.get("kind")) and wanted in r.ids]
     return [r for r in resources if _selected(target, r)]
 
 
@@ -703,8 +765,12 @@ def _merge(old: Any, patch: Any, kind: str, key: str = "") -> Any:
         for name, value in patch.items():
             if value is None or (isinstance(value, dict) and value.get("$patch") == "delete"):
                 out.pop(name, None)
+                continue
+            merged = _merge(out.get(name), value, kind, name)
+            if merged == {} and value:
+                out.pop(name, None)  # what a patch has emptied goes
             else:
-                out[name] = _merge(out.get(name), value, kind, name)
+                out[name] = merged
         return out
     if isinstance(patch, list) and isinstance(old, list):
         port = "port" if kind == "Service" else "containerPort"
@@ -733,36 +799,60 @@ def _merge_lists(old: list[Value], patch: list[Value], keys: Sequence[str], kind
 
 
 def _json_patch(item: Field, value: Value, operation: Any) -> None:
-    """One operation of RFC 6902: add, remove, replace, test."""
-    op = operation.get("op") if isinstance(operation, dict) else None
-    pointer = operation.get("path") if isinstance(operation, dict) else None
-    if op not in ("add", "remove", "replace", "test") or not isinstance(pointer, str) or not pointer.startswith("/"):
-        raise _refuse(item, f"operation {op!r} is not rendered without kustomize")
-    *steps, last = [part.replace("~1", "/").replace("~0", "~") for part in pointer[1:].split("/")]
-    here: Any = value
+    """One operation of RFC 6902. Raises UsageError where there is nothing at its path."""
+    given = operation if isinstance(operation, dict) else {}
+    op, pointer, source = given.get("op"), given.get("path"), given.get("from")
+    if op not in ("add", "remove", "replace", "test", "copy", "move"):
+        raise _refuse(item, f"operation {op!r} is none of RFC 6902", "correct the patch")
+    wanted = copy.deepcopy(given.get("value"))
     try:
-        for step in steps:
-            here = here[int(step)] if isinstance(here, list) else here[step]
-        if isinstance(here, list):
-            index = len(here) if last == "-" else int(last)
-            if op == "add":
-                here.insert(index, copy.deepcopy(operation.get("value")))
-                return
-            key: Any = index
-        else:
-            key = last
-        if op == "add":
-            here[key] = copy.deepcopy(operation.get("value"))
-            return
-        if op == "test" and here[key] != operation.get("value"):
+        if op in ("copy", "move"):
+            parent, key = _pointed(value, source)
+            wanted = copy.deepcopy(parent[key])
+            if op == "move":
+                del parent[key]
+        here, key = _pointed(value, pointer, new=op in ("add", "copy", "move"))
+        if op in ("add", "copy", "move"):
+            if isinstance(here, list):
+                here.insert(key, wanted)
+            else:
+                here[key] = wanted
+        elif op == "test" and here[key] != wanted:
             raise _refuse(item, f"the test of {pointer} fails", "correct the patch")
-        if op == "remove":
+        elif op == "remove":
             del here[key]
         elif op == "replace":
-            here[key]  # RFC 6902, 4.3: the target must exist
-            here[key] = copy.deepcopy(operation.get("value"))
+            if isinstance(here, list):
+                here[key]  # RFC 6902, 4.3: the target must exist; kustomize does not ask that of a mapping's member
+            here[key] = wanted
     except (LookupError, TypeError, ValueError) as error:
         raise _refuse(item, f"{op} {pointer}: there is nothing at this path", "correct the patch") from error
+
+
+def _pointed(value: Any, pointer: object, *, new: bool = False) -> tuple[Any, Any]:
+    """What holds the value that a pointer (RFC 6901) names, and its key there. Raises LookupError, TypeError or
+    ValueError; ``new``: the place may be one that is not there yet."""
+    if not isinstance(pointer, str) or not pointer.startswith("/"):
+        raise ValueError("no pointer")
+    *steps, last = [part.replace("~1", "/").replace("~0", "~") for part in pointer[1:].split("/")]
+    for step in steps:
+        value = value[_index(step)] if isinstance(value, list) else value[step]
+    if not isinstance(value, list):
+        if not isinstance(value, dict):
+            raise TypeError("neither list nor mapping")
+        return value, last
+    if last == "-":
+        return value, len(value)
+    index = _index(last)
+    if index >= len(value) + new:
+        raise IndexError(index)
+    return value, index
+
+
+def _index(text: str) -> int:
+    if not re.fullmatch(r"0|[1-9][0-9]{0,8}", text):
+        raise ValueError(text)
+    return int(text)
 
 
 # Replacements --------------------------------------------------------------------------------------------------------
@@ -780,9 +870,9 @@ def _replacements(root: Field, resources: Sequence[Resource]) -> None:
             raise _refuse(source, f"the source matches {len(hits)} resources", "it must match exactly one")
         if source.at("options").present:
             raise _refuse(source.at("options"), "replacements: source options are not rendered without kustomize")
-        value = hits[0].value
+        value: Any = hits[0].value
         for step in split_path(source.at("fieldPath").text or "metadata.name"):
-            value = value.get(step) if isinstance(value, dict) else None  # type: ignore[assignment]
+            value = next(iter(_step(value, step)), None)
         if value is None or isinstance(value, dict):
             raise _refuse(source, "the source has no such field", "correct fieldPath")
         for target in entry.at("targets").items:
@@ -814,21 +904,37 @@ def _replace_in(target: Field, value: Any, resources: Sequence[Resource]) -> Non
             _set_path(path, resource.value, split_path(path.text or "metadata.name"), value, create)
 
 
+def _step(here: Any, step: str) -> list[Any]:
+    """What a step of a field path leads to: a key, an index, ``[name=value]``, or ``*`` for every element."""
+    if isinstance(here, dict):
+        return [here[step]] if step in here else []
+    if not isinstance(here, list):
+        return []
+    if step.startswith("[") and step.endswith("]"):
+        name, _, wanted = step[1:-1].partition("=")
+        return [e for e in here if isinstance(e, dict) and str(e.get(name)) == wanted]
+    if step == "*":
+        return here
+    return [here[int(step)]] if re.fullmatch(r"[0-9]{1,9}", step) and int(step) < len(here) else []
+
+
+def _like(old: Any, value: Any, key: str, place: Field) -> Any:
+    """``value`` for the place of ``old``: a text stays a text, and labels and annotations are texts."""
+    texts = any(f".{part}.{key}" in f".{place.text}" for part in ("labels", "annotations"))
+    if (isinstance(old, str) or texts) and isinstance(value, bool | int | float):
+        return str(value).lower() if isinstance(value, bool) else str(value)
+    return copy.deepcopy(value)
+
+
 def _set_path(place: Field, here: Any, steps: Sequence[str], value: Any, create: bool) -> None:
     if len(steps) == 1 and isinstance(here, dict):
         if steps[0] not in here and not create:
             raise _refuse(place, f"the target has no field {steps[0]!r}", "correct fieldPaths, or set options.create")
-        here[steps[0]] = copy.deepcopy(value)
+        here[steps[0]] = _like(here.get(steps[0]), value, steps[0], place)
         return
     if isinstance(here, list):
         step = steps[0]
-        if step.startswith("[") and step.endswith("]"):
-            name, _, wanted = step[1:-1].partition("=")
-            chosen = [e for e in here if isinstance(e, dict) and str(e.get(name)) == wanted]
-        elif step == "*":
-            chosen = here
-        else:
-            chosen = [here[int(step)]] if step.isdigit() and int(step) < len(here) else []
+        chosen = _step(here, step)
         if not chosen:
             raise _refuse(place, f"the target has nothing at {step!r}", "correct fieldPaths")
         for element in chosen:
@@ -851,11 +957,12 @@ def split_path(path: str) -> list[str]:
 # References ----------------------------------------------------------------------------------------------------------
 
 
-def _fix_references(resources: Sequence[Resource]) -> None:
-    """Point the names in one object to another that a prefix, suffix or hash has renamed."""
+def _fix_references(resources: Sequence[Resource], resources_of: str) -> None:
+    """Point the names in one object to another that a prefix, suffix or hash has renamed. Raises UsageError for a name
+    that more than one of them had."""
     renamed: dict[tuple[str, str], list[Resource]] = {}
     for resource in resources:
-        for old in {resource.original, *resource.names} - {resource.name}:
+        for old in {resource.original, *(name for name, _ in resource.before)} - {resource.name}:
             renamed.setdefault((resource.kind, old), []).append(resource)
     if not renamed:
         return
@@ -864,7 +971,12 @@ def _fix_references(resources: Sequence[Resource]) -> None:
         def lookup(kind: str, name: Any) -> Any:
             known = renamed.get((kind, name), []) if isinstance(name, str) else []
             hits = [r for r in known if r.namespace == namespace or r.kind in _CLUSTER_KINDS]
-            return hits[0].name if len(hits) == 1 else name
+            if len({r.name for r in hits}) > 1:
+                raise UsageError(
+                    f"{resources_of}: {kind} {name!r} can mean {' or '.join(repr(r.name) for r in hits)}",
+                    hint="install kustomize or kubectl, or give them different names",
+                )
+            return hits[0].name if hits else name
 
         return lookup
 
@@ -884,12 +996,15 @@ _REFERENCES = {
 }
 
 
+_SCALABLE = ("Deployment", "StatefulSet", "ReplicaSet", "ReplicationController")
+
+
 def _rename_in(value: Any, resource: Resource, lookup: Lookup, key: str = "") -> None:
     if isinstance(value, list):
         for child in value:
             if key == "subjects" and isinstance(child, dict) and child.get("kind") == "ServiceAccount":
                 new = lookup("ServiceAccount", child.get("name"))
-                if new != child.get("name"):
+                if new != child.get("name") and child.get("namespace") in (None, resource.namespace):
                     child["name"], child["namespace"] = new, resource.namespace
             if key == "imagePullSecrets" and isinstance(child, dict):
                 child["name"] = lookup("Secret", child.get("name"))
@@ -904,7 +1019,12 @@ def _rename_in(value: Any, resource: Resource, lookup: Lookup, key: str = "") ->
         for field_name in {name, "name"} & set(value):
             value[field_name] = lookup(kind, value[field_name])
     if key == "scaleTargetRef" and "name" in value:
-        value["name"] = lookup(str(value.get("kind")), value["name"])
+        # kustomize looks the name up among all kinds that can be scaled.
+        for kind in dict.fromkeys([str(value.get("kind")), *_SCALABLE]):
+            new = lookup(kind, value["name"])
+            if new != value["name"]:
+                value["name"] = new
+                break
     if key == "service" and resource.kind == "Ingress" and "name" in value:
         value["name"] = lookup("Service", value["name"])
     if key == "roleRef" and "name" in value:
@@ -941,4 +1061,4 @@ def _order(value: Value) -> tuple[int, str, str, str]:
     group, _, version = str(value.get("apiVersion") or "").rpartition("/")
     metadata = value.get("metadata") or {}
     namespace, name = str(metadata.get("namespace") or "~X"), str(metadata.get("name") or "")
-    return rank, f"{group}_{version}_{kind}", namespace, name
+    return rank, f"{group or '~G'}_{version}_{kind}", namespace, name
