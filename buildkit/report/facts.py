@@ -596,20 +596,52 @@ def verify_of(report: Report) -> Verification | None:
     )
 
 
-def warnings_of(report: Report) -> tuple[tuple[str, str], ...]:
-    """Stage and text of everything that went well enough and that someone should know of."""
-    out = []
-    build, check, split, push = build_of(report), check_of(report), split_of(report), push_of(report)
-    if build and build.dirty:
-        out.append(("build", "built from a working tree with changes that are not committed"))
-    if check:
-        for finding in check.level("warning"):
+# All of it -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What all stages say; None of a stage that left nothing."""
+
+    build: Build | None
+    check: Check | None
+    smoke: Smoke | None
+    split: Split | None
+    push: Push | None
+    verify: Verification | None
+
+    @property
+    def warnings(self) -> tuple[tuple[str, str], ...]:
+        """Stage and text of everything that went well enough and that someone should know of."""
+        out = []
+        if self.build and self.build.dirty:
+            out.append(("build", "built from a working tree with changes that are not committed"))
+        for finding in self.check.level("warning") if self.check else ():
             out.append(("check", f"{finding.path}: {finding.message}" if finding.path else finding.message))
-    if split:
-        out += [("split", text) for text in split.warnings]
-    if push:
-        out += [("push", text) for text in push.warnings]
-    return tuple(out)
+        out += [("split", text) for text in (self.split.warnings if self.split else ())]
+        out += [("push", text) for text in (self.push.warnings if self.push else ())]
+        return tuple(out)
+
+    @property
+    def causes(self) -> tuple[tuple[str, str], ...]:
+        """Stage and sentence of what explains a failure, most telling first."""
+        out = [("smoke", sentence) for sentence in (self.smoke.diagnosis if self.smoke else ())]
+        for finding in self.check.level("violation") if self.check else ():
+            out.append(("check", f"{finding.path}: {finding.message}" if finding.path else finding.message))
+        out += [("verify", f"{label}: {detail}") for label, detail in (self.verify.bad if self.verify else ())]
+        return tuple(out)
+
+
+def read(report: Report) -> Facts:
+    """All stages' JSON, read once."""
+    return Facts(
+        build=build_of(report),
+        check=check_of(report),
+        smoke=smoke_of(report),
+        split=split_of(report),
+        push=push_of(report),
+        verify=verify_of(report),
+    )
 
 
 def _seconds(node: Node) -> float:

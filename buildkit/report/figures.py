@@ -96,7 +96,7 @@ class StageRow:
     time: str
 
 
-def stage_rows(report: Report) -> tuple[StageRow, ...]:
+def stage_rows(report: Report, limits: Limits) -> Fold[StageRow]:
     """One after another, without the waiting between jobs."""
     total = sum(stage.seconds for stage in report.stages)
     rows, begin = [], 0.0
@@ -108,7 +108,7 @@ def stage_rows(report: Report) -> tuple[StageRow, ...]:
             bar = Bar(at=round(min(100 * begin / total, 100 - width), 2), width=round(width, 2), kind=stage.verdict)
         rows.append(StageRow(stage=stage, bar=bar, time=format_duration(stage.seconds) if ran else ""))
         begin += stage.seconds
-    return tuple(rows)
+    return fold(rows, limits)
 
 
 # Layers --------------------------------------------------------------------------------------------------------------
@@ -277,6 +277,9 @@ def _cell(file: CodeFile, target: str, required: bool) -> Cell:
     return Cell(target=target, kind=kind, text=text, title=f"{target}: {what}", required=required, accepted=accepted)
 
 
+MAX_DTYPES = 3
+"""Each has a shape, a colour and a column of its own."""
+
 # Kernels -------------------------------------------------------------------------------------------------------------
 
 
@@ -312,22 +315,26 @@ class ErrorsFigure:
     rows: Fold[ErrorRow]
     unplaced: int
     """Cases whose tolerance is not told; they have figures and no mark."""
+    undrawn: int
+    """Cases in further dtypes."""
 
 
 def errors_figure(kernels: Kernels, limits: Limits) -> ErrorsFigure:
-    dtypes = tuple(dict.fromkeys(case.dtype for case in kernels.cases))
+    dtypes = tuple(dict.fromkeys(case.dtype for case in kernels.cases))[:MAX_DTYPES]
+    cases = [case for case in kernels.cases if case.dtype in dtypes]
     groups: dict[tuple[str, str], list[KernelCase]] = {}
-    for case in kernels.cases:
+    for case in cases:
         groups.setdefault((case.stage, case.case), []).append(case)
-    ratios = [ratio for case in kernels.cases for _, ratio in _ratios(case)]
+    ratios = [ratio for case in cases for _, ratio in _ratios(case)]
     scale = log_scale(ratios)
-    rows = [_error_row(stage, name, cases, dtypes, scale) for (stage, name), cases in groups.items()]
+    rows = [_error_row(stage, name, cases, dtypes, scale, limits) for (stage, name), cases in groups.items()]
     return ErrorsFigure(
         ticks=scale.ticks,
         limit_at=scale.at(1.0),
         dtypes=dtypes,
         rows=fold(rows, limits, shown=60),
-        unplaced=sum(case.tolerance is None and bool(case.outputs) for case in kernels.cases),
+        unplaced=sum(case.tolerance is None and bool(case.outputs) for case in cases),
+        undrawn=len(kernels.cases) - len(cases),
     )
 
 
@@ -343,10 +350,10 @@ def _ratios(case: KernelCase) -> list[tuple[str, float]]:
 
 
 def _error_row(
-    stage: str, name: str, cases: Sequence[KernelCase], dtypes: Sequence[str], scale: Logarithmic
+    stage: str, name: str, cases: Sequence[KernelCase], dtypes: Sequence[str], scale: Logarithmic, limits: Limits
 ) -> ErrorRow:
     marks, figures = [], []
-    for case in cases:
+    for case in cases[:24]:
         tolerance = f"{case.tolerance:.0e}" if case.tolerance is not None else ""
         for output, ratio in _ratios(case):
             error = ratio * (case.tolerance or 1.0)
@@ -366,7 +373,7 @@ def _error_row(
         stage=stage,
         case=name,
         status=worst_status,
-        marks=tuple(marks),
+        marks=tuple(marks[: limits.marks]),
         figures=tuple(figures),
         note="; ".join(dict.fromkeys(case.note for case in cases if case.note)),
     )

@@ -28,6 +28,9 @@ MAX_PAGE = 2 * 10**6
 MAX_LINK = 2000
 """Characters; a longer link is not one that a CI server made."""
 
+MAX_LEVELS = 4
+"""Levels of a smoke test that are shown; there are two."""
+
 WORDS = {"pass": "Passed", "fail": "Failed", "not-run": "Not run", "skipped": "Skipped"}
 _TITLES = {"pass": "passed", "fail": "failed", "not-run": "is not fully tested"}
 _ICON_COLOURS = {"pass": "%230b7a50", "fail": "%23b3261e", "not-run": "%23e0a800"}
@@ -36,18 +39,18 @@ _ICON_SHAPES = {"pass": "M4 8.5l3 3 5-6", "fail": "M4.5 4.5l7 7m0-7l-7 7", "not-
 
 def to_html(report: Report) -> str:
     """A whole document of at most ``MAX_PAGE`` bytes of UTF-8; the same report gives the same page."""
-    limits = figures.Limits()
+    known, limits = facts.read(report), figures.Limits()
     while True:
-        page = _render(report, limits)
+        page = _render(report, known, limits)
         if len(page.encode()) <= MAX_PAGE or limits == limits.smaller():
             return page
         limits = limits.smaller()
 
 
-def _render(report: Report, limits: figures.Limits) -> str:
+def _render(report: Report, known: facts.Facts, limits: figures.Limits) -> str:
     style = Markup(resources.files("buildkit.report").joinpath("templates/style.css").read_text(encoding="utf-8"))  # noqa: S704 - our own file
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode("ascii")
-    check, smoke = facts.check_of(report), facts.smoke_of(report)
+    check, smoke = known.check, known.smoke
     return (
         _environment(limits)
         .get_template("page.html.j2")
@@ -60,20 +63,21 @@ def _render(report: Report, limits: figures.Limits) -> str:
             icon_url=_icon(report.verdict),
             title=_TITLES[report.verdict],
             words=WORDS,
-            why=figures.fold(_why(report, check, smoke), limits, shown=6),
-            build=facts.build_of(report),
+            why=figures.fold(known.causes, limits, shown=6),
+            build=known.build,
             check=check,
             smoke=smoke,
-            split=facts.split_of(report),
-            push=facts.push_of(report),
-            verify=facts.verify_of(report),
-            warnings=figures.fold(facts.warnings_of(report), limits, shown=8),
-            stages=figures.stage_rows(report),
+            levels=smoke.levels[:MAX_LEVELS] if smoke else (),
+            split=known.split,
+            push=known.push,
+            verify=known.verify,
+            warnings=figures.fold(known.warnings, limits, shown=8),
+            stages=figures.stage_rows(report, limits),
             layers=_layers(report, limits),
             matrix=figures.matrix(check, limits) if check else None,
             errors={
                 level.name: figures.errors_figure(level.kernels, limits)
-                for level in (smoke.levels if smoke else ())
+                for level in (smoke.levels[:MAX_LEVELS] if smoke else ())
                 if level.kernels and level.kernels.cases
             },
             timeline=figures.timeline_figure(report.timeline, limits),
@@ -128,16 +132,6 @@ def link(url: str | None) -> Markup:
         return Markup()
     fit = url is not None and url.isprintable() and len(url) <= MAX_LINK
     return escape(url) if fit and parts.scheme in ("http", "https") and parts.netloc else Markup()
-
-
-def _why(report: Report, check: facts.Check | None, smoke: facts.Smoke | None) -> list[tuple[str, str]]:
-    """Stage and sentence: what explains a verdict that is no pass, most telling first."""
-    out = [("smoke", sentence) for sentence in (smoke.diagnosis if smoke else ())]
-    for finding in check.level("violation") if check else ():
-        out.append(("check", f"{finding.path}: {finding.message}" if finding.path else finding.message))
-    verify = facts.verify_of(report)
-    out += [("verify", f"{label}: {detail}") for label, detail in (verify.bad if verify else ())]
-    return out
 
 
 def _layers(report: Report, limits: figures.Limits) -> list[figures.LayersFigure]:

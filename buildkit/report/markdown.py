@@ -31,9 +31,9 @@ _HTML = str.maketrans({"<": "&lt;", ">": "&gt;", "&": "&amp;"})
 
 def to_markdown(report: Report) -> str:
     """At most ``MAX_SUMMARY`` bytes of UTF-8: of long lists the worst, and how many more there are."""
-    limits = Limits(shown=20, folded=0, text=300)
+    known, limits = facts.read(report), Limits(shown=20, folded=0, text=300)
     while True:
-        page = "\n".join(_lines(report, limits)).rstrip() + "\n"
+        page = "\n".join(_lines(report, known, limits)).rstrip() + "\n"
         if len(page.encode()) <= MAX_SUMMARY or limits == limits.smaller():
             return page
         limits = limits.smaller()
@@ -76,7 +76,7 @@ class _Writer:
         return [f"and {counted(left, noun)} more, see the report", ""] if left > 0 else []
 
 
-def _lines(report: Report, limits: Limits) -> Iterator[str]:
+def _lines(report: Report, known: facts.Facts, limits: Limits) -> Iterator[str]:
     writer = _Writer(limits)
     words = writer.words
     yield f"## {SIGNS[report.verdict]} {words(report.name)} {_TITLES[report.verdict]}"
@@ -86,18 +86,19 @@ def _lines(report: Report, limits: Limits) -> Iterator[str]:
     if report.verdict == "not-run":
         yield "> **NOT RUN: nothing says that this image computes right on the GPU.**"
         yield ""
-    smoke = facts.smoke_of(report)
-    for sentence in (smoke.diagnosis if smoke else ())[: limits.shown]:
+    for sentence in (known.smoke.diagnosis if known.smoke else ())[: limits.shown]:
         yield f"- **{words(sentence)}**"
     yield ""
     yield from _pull(report)
     yield from _stages(report, writer)
-    yield from _findings(report, writer)
-    if smoke:
-        yield from _smoke(smoke, writer)
+    if known.check:
+        yield from _check(known.check, writer)
+    if known.smoke:
+        yield from _smoke(known.smoke, writer)
     yield from _layers(report, writer)
-    yield from _push(report, writer)
-    yield from _warnings(report, writer)
+    if known.push:
+        yield from _push(known.push, writer)
+    yield from _warnings(known.warnings, writer)
     yield f"{words(report.tool)}; {format_duration(report.seconds)} of work"
 
 
@@ -130,10 +131,7 @@ def _stages(report: Report, writer: _Writer) -> Iterator[str]:
     yield from writer.table(("", "stage", "result", "time", "in short"), rows, right=(3,))
 
 
-def _findings(report: Report, writer: _Writer) -> Iterator[str]:
-    check = facts.check_of(report)
-    if check is None:
-        return
+def _check(check: facts.Check, writer: _Writer) -> Iterator[str]:
     shown = writer.limits.shown
     bad = check.level("violation")
     if bad:
@@ -227,10 +225,7 @@ def _layers(report: Report, writer: _Writer) -> Iterator[str]:
     yield from writer.table(("", "largest layers", "size", "of the limit", "made by"), rows, right=(2, 3))
 
 
-def _push(report: Report, writer: _Writer) -> Iterator[str]:
-    push = facts.push_of(report)
-    if push is None:
-        return
+def _push(push: facts.Push, writer: _Writer) -> Iterator[str]:
     yield "### Upload"
     yield ""
     if push.up_to_date:
@@ -266,8 +261,7 @@ def _push(report: Report, writer: _Writer) -> Iterator[str]:
     yield from writer.cut(uploads, "blob")
 
 
-def _warnings(report: Report, writer: _Writer) -> Iterator[str]:
-    warnings = facts.warnings_of(report)
+def _warnings(warnings: Sequence[tuple[str, str]], writer: _Writer) -> Iterator[str]:
     if warnings:
         yield "### Warnings"
         yield ""

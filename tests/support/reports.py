@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -187,6 +188,39 @@ def huge() -> Report:
         .with_stage(Stage(name="check", verdict="fail", reason="long " * 5000, data=data))
         .with_stage(Stage(name="smoke", verdict="fail", data=smoke("key-band-zeroed")))
     )
+
+
+def wide() -> Report:
+    """Thousands of what there are a few of: stages, levels, dtypes, architectures, tags, labels, questions, runs."""
+    report = begun(
+        tags=tuple(f"tag-{n}" for n in range(5_000)),
+        runs=tuple(RunInfo(started=STARTED, stages=("build",) * 3_000) for _ in range(3_000)),
+    )
+    names = [f"sm_{n}" for n in range(500)]
+    data = check(bad=True)
+    data["policy"]["require"] = names
+    judgement = data["files"][0]["judgements"][0]
+    data["files"] = [
+        file | {"judgements": [judgement | {"arch": name} for name in names]} for file in data["files"][:5]
+    ]
+    data["revisions"] *= 3_000
+    level = smoke("key-band-zeroed")["levels"][0]
+    case = level["kernel"]["cases"][0]
+    level["kernel"]["cases"] = [case | {"dtype": f"f{n}", "outputs": case["outputs"] * 20} for n in range(100)]
+    level["kernel"]["absent"] = level["diagnosis"] = ["word " * 90] * 300
+    server = smoke("key-band-zeroed")["levels"][1]
+    server["server"]["questions"] *= 100
+    smoked = smoke() | {"levels": [level, server] * 20}
+    built = build() | {"labels": {f"label-{n}": "x" * 900 for n in range(5_000)}}
+    sent = pushed(push(part_sizes())[1] * 50, 100.0)
+    sent["uploads"] = [upload | {"retries": ["again"] * 100, "quirks": ["odd"] * 100} for upload in sent["uploads"]]
+    for name, value in (("check", data), ("smoke", smoked), ("build", built), ("push", sent)):
+        report = report.with_stage(Stage(name=name, verdict="fail", data=value))
+    for number in range(3_000):
+        report = replace(
+            report, stages=(*report.stages, Stage(name=f"stage {number}", verdict="fail", reason="|" * 999))
+        )
+    return report
 
 
 # The parts -----------------------------------------------------------------------------------------------------------

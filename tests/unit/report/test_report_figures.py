@@ -184,11 +184,6 @@ def test_nothing_is_drawn_of_no_events() -> None:
     assert figures.timeline_figure((), LIMITS) is None
 
 
-READERS = (
-    facts.build_of, facts.check_of, facts.smoke_of, facts.split_of, facts.push_of, facts.verify_of, facts.warnings_of,
-)  # fmt: skip
-
-
 @pytest.mark.parametrize("strange", [None, 7, -1, 1e400, "text", "nan", [], [1], {}, {"a": 1}, True], ids=repr)
 def test_strange_json_is_read_as_not_told(strange: Any) -> None:
     """Every member of every stage's JSON, in turn, replaced by something else."""
@@ -196,12 +191,12 @@ def test_strange_json_is_read_as_not_told(strange: Any) -> None:
         for path in _paths(stage.data):
             data = _replaced(stage.data, path, strange)
             report = reports.begun().with_stage(Stage(name=stage.name, verdict="pass", data=data))
-            for read in READERS:
-                read(report)
-            check, smoke = facts.check_of(report), facts.smoke_of(report)
-            if check:
-                figures.matrix(check, LIMITS)
-            for level in smoke.levels if smoke else ():
+            known = facts.read(report)
+            assert isinstance(known.warnings, tuple)
+            assert isinstance(known.causes, tuple)
+            if known.check:
+                figures.matrix(known.check, LIMITS)
+            for level in known.smoke.levels if known.smoke else ():
                 if level.kernels:
                     figures.errors_figure(level.kernels, LIMITS)
 
