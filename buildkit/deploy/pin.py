@@ -6,19 +6,24 @@ comes out is read again and must say exactly what was meant, before it replaces 
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import json
 import os
+import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from buildkit.deploy.documents import read_documents
+from buildkit.deploy.documents import read_documents, read_file
 from buildkit.deploy.evidence import Evidence, EvidencePolicy, EvidenceReader, Objection, judge
-from buildkit.deploy.kustomize import find_kustomization, read_kustomization
-from buildkit.errors import CheckFailedError, StorageError, UsageError
+from buildkit.deploy.kustomize import FILE_NAMES, elsewhere, find_kustomization, read_kustomization, source_files
+from buildkit.deploy.rules import parse_image
+from buildkit.errors import BuildkitError, CheckFailedError, StorageError, UsageError, one_line
 from buildkit.model import Reference
 
 
@@ -66,17 +71,55 @@ def pin(
         raise UsageError(f"{image} has no digest", hint="resolve its tag first")
     file = find_kustomization(folder)
     if file is None:
-        raise UsageError(f"{folder} has no kustomization.yaml", hint="name its folder with --dir")
+        raise UsageError(f"{folder} has no kustomization.yaml", hint="name its folder with --folder")
     before = entry_of(folder, name)
+    if before is None:
+        _check_used(folder, name)
     evidence = reader.read(image)
     objections = judge(evidence, image.digest, policy)
     if objections or evidence is None:
         raise CheckFailedError(_refusal(image, objections), hint="; ".join(dict.fromkeys(o.remedy for o in objections)))
-    old = file.read_bytes().decode("utf-8")
+    old = _read(file)
     new = edit(old, name, new_name=image.name, digest=str(image.digest), where=str(file))
     if new != old:
-        _replace(file, new)
+        _replace(file.resolve(), new)  # a link stays one
     return PinResult(file=file, image=image, evidence=evidence, changed=new != old, before=before)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}") from error
+
+
+def _check_used(folder: Path, name: str) -> None:
+    """Raises UsageError where no container under the kustomization has an image of that name: an entry for it would
+    pin nothing. What is not here cannot be looked at, and is believed."""
+    if next(elsewhere(folder), None) is not None:
+        return
+    used = set()
+    for file in source_files(folder):
+        for document in () if file.name in FILE_NAMES else read_file(file)[0]:
+            for image in _images(document.value):
+                with contextlib.suppress(BuildkitError):
+                    used.add(parse_image(image)[0])
+    if name not in used:
+        near = difflib.get_close_matches(name, used, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(used)) or 'none'}"
+        raise UsageError(f"no container in {folder} has an image named {one_line(name, 200)!r}", hint=hint)
+
+
+def _images(value: Any) -> Iterator[str]:
+    """Every ``image:`` in a document, wherever it stands."""
+    if isinstance(value, dict):
+        if isinstance(value.get("image"), str):
+            yield value["image"]
+        for child in value.values():
+            yield from _images(child)
+    elif isinstance(value, list):
+        for child in value:
+            yield from _images(child)
 
 
 def entry_of(folder: Path, name: str) -> dict[str, Any] | None:
@@ -103,11 +146,20 @@ def edit(text: str, name: str, *, new_name: str, digest: str, where: str) -> str
     if images is None:
         block = "" if text.endswith("\n") or not text else "\n"
         edited = f"{text}{block}images:\n" + _entry(name, wanted, "  ")
+    elif images.tag.endswith(":null"):
+        after = text[images.end_mark.index :]
+        edited = text[: images.start_mark.index] + "\n" + _entry(name, wanted, "  ").rstrip("\n") + after
     elif not isinstance(images, yaml.SequenceNode):
         raise UsageError(f"{where}:{images.start_mark.line + 1}: images is not a list")
     else:
-        entry = next((e for e in images.value if isinstance(e, yaml.MappingNode) and _text(e, "name") == name), None)
+        entries = [e for e in images.value if isinstance(e, yaml.MappingNode) and _text(e, "name") == name]
+        if len(entries) > 1:
+            line = entries[1].start_mark.line + 1
+            raise UsageError(f"{where}:{line}: images has a second entry {name!r}", hint="keep one of them")
+        entry = entries[0] if entries else None
         edited = _with_new_entry(text, images, name, wanted) if entry is None else _with_entry(text, entry, wanted)
+    if "\r\n" in text:
+        edited = re.sub(r"(?<!\r)\n", "\r\n", edited)
     _prove(edited, text, name, wanted, where)
     return edited
 
@@ -120,7 +172,8 @@ def _with_entry(text: str, entry: yaml.MappingNode, wanted: Mapping[str, str]) -
         start, end = value.start_mark.index, value.end_mark.index
         if key.value in wanted:
             del missing[key.value]
-            edits.append((start, end, wanted[key.value]))
+            gap = " " if start == end and text[start - 1 : start] == ":" else ""
+            edits.append((start, end, gap + wanted[key.value]))
         elif key.value == "newTag":
             edits.append(_removal(text, entry, key, value))
     if missing:
@@ -161,7 +214,7 @@ def _with_new_entry(text: str, images: yaml.SequenceNode, name: str, wanted: Map
         end = images.end_mark.index - 1
         comma = ", " if images.value else ""
         members = "".join(f", {k}: {v}" for k, v in wanted.items())
-        return f"{text[:end]}{comma}{{name: {name}{members}}}{text[end:]}"
+        return f"{text[:end]}{comma}{{name: {_quoted(name)}{members}}}{text[end:]}"
     last = images.value[-1]
     indent = " " * (images.start_mark.column)
     at = _end_of(text, last)
@@ -184,7 +237,13 @@ def _end_of(text: str, node: yaml.Node) -> int:
 
 
 def _entry(name: str, wanted: Mapping[str, str], indent: str) -> str:
-    return f"{indent}- name: {name}\n" + "".join(f"{indent}  {k}: {v}\n" for k, v in wanted.items())
+    return f"{indent}- name: {_quoted(name)}\n" + "".join(f"{indent}  {k}: {v}\n" for k, v in wanted.items())
+
+
+def _quoted(name: str) -> str:
+    """A scalar that every reader of YAML takes for this text."""
+    plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9._/-]*(?::[0-9]+/[A-Za-z0-9._/-]+)?", name) is not None
+    return name if plain and yaml.safe_load(name) == name and name not in ("y", "n", "Y", "N") else json.dumps(name)
 
 
 def _prove(edited: str, text: str, name: str, wanted: Mapping[str, str], where: str) -> None:
@@ -196,7 +255,9 @@ def _prove(edited: str, text: str, name: str, wanted: Mapping[str, str], where: 
 
     expected, got = read(text), read(edited)
     if isinstance(expected, dict):
-        images = expected.setdefault("images", [])
+        if expected.get("images") is None:
+            expected["images"] = []
+        images = expected["images"]
         entry = next((e for e in images if isinstance(e, dict) and e.get("name") == name), None)
         if entry is None:
             entry = {"name": name}

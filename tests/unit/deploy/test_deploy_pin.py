@@ -63,6 +63,14 @@ def edited(text: str, name: str = "app") -> str:
         ),
         ("resources: [x]", "resources: [x]\nimages:\n  - name: app\n    newName: N\n    digest: D\n"),
         ("images:\n  - name: app", "images:\n  - name: app\n    newName: N\n    digest: D"),
+        ("images:\n  - name: app\n    digest:\n", "images:\n  - name: app\n    newName: N\n    digest: D\n"),
+        ("images:\nkind: x\n", "images:\n  - name: app\n    newName: N\n    digest: D\nkind: x\n"),
+        ("images: ~\nkind: x\n", "images: \n  - name: app\n    newName: N\n    digest: D\nkind: x\n"),
+        (
+            "kind: x\r\nimages:\r\n  - name: app\r\n    newTag: a\r\n",
+            "kind: x\r\nimages:\r\n  - name: app\r\n    newName: N\r\n    digest: D\r\n",
+        ),
+        ("\ufeffimages:\n  - name: app\n", "\ufeffimages:\n  - name: app\n    newName: N\n    digest: D\n"),
     ],
 )
 def test_only_the_entry_changes(before: str, after: str) -> None:
@@ -90,7 +98,24 @@ def test_every_kustomization_ends_up_pinned_and_otherwise_as_it_was(images: list
     assert [e for e in got["images"] if e["name"] != "app"] == [e for e in images if e["name"] != "app"]
 
 
-@pytest.mark.parametrize("text", ["images: x\n", "[]\n", "images: [\n", "images: &a\n  - &b {name: app}\n  - *b\n"])
+@pytest.mark.parametrize("name", ["1.0", "no", "y", "a: b", "x # y", "localhost:5000/app", "ü", "-", "'", '"'])
+@pytest.mark.parametrize("text", ["resources: []\n", "images: [{name: z}]\n", "images:\n- name: z\n"])
+def test_any_name_is_written_so_that_it_is_read_as_it_is(text: str, name: str) -> None:
+    got = edited(text, name)
+    assert {"name": name, "newName": NEW, "digest": str(DIGEST)} in yaml.safe_load(got)["images"]
+    assert edited(got, name) == got
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "images: x\n",
+        "images: [{name: app}, {name: app, newTag: b}]\n",
+        "[]\n",
+        "images: [\n",
+        "images: &a\n  - &b {name: app}\n  - *b\n",
+    ],
+)
 def test_a_file_that_cannot_be_edited_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         edited(text)
@@ -124,6 +149,31 @@ def test_a_pin_needs_evidence_that_passes(tmp_path: Path) -> None:
         pin("app", replace(IMAGE, digest=None), folder=tmp_path, reader=Given(GOOD), policy=policy)
     with pytest.raises(UsageError, match=r"no kustomization"):
         pin("app", IMAGE, folder=tmp_path / "none", reader=Given(GOOD), policy=policy)
+
+
+def test_a_name_that_nothing_uses_is_not_pinned(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text("resources: [pod.yaml]\n")
+    (tmp_path / "pod.yaml").write_text(
+        "{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {containers: [{name: a, image: 'candle-vllm:1'}]}}\n"
+    )
+    with pytest.raises(UsageError, match="'candle-vlm'") as caught:
+        pin("candle-vlm", IMAGE, folder=tmp_path, reader=Given(GOOD), policy=EvidencePolicy())
+    assert caught.value.hint == "did you mean candle-vllm?"
+    assert pin("candle-vllm", IMAGE, folder=tmp_path, reader=Given(GOOD), policy=EvidencePolicy()).changed
+    (tmp_path / "kustomization.yaml").write_text("resources: ['https://git.example.org/base']\n")
+    assert pin("of-the-base", IMAGE, folder=tmp_path, reader=Given(GOOD), policy=EvidencePolicy()).changed
+
+
+def test_a_linked_kustomization_stays_a_link_and_one_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real.yaml").write_text("images: [{name: app}]\n")
+    (tmp_path / "over").mkdir()
+    (tmp_path / "over" / "kustomization.yaml").symlink_to("../real.yaml")
+    assert pin("app", IMAGE, folder=tmp_path / "over", reader=Given(GOOD), policy=EvidencePolicy()).changed
+    assert (tmp_path / "over" / "kustomization.yaml").is_symlink()
+    assert str(DIGEST) in (tmp_path / "real.yaml").read_text()
+    (tmp_path / "real.yaml").write_bytes(b"images: [{name: app}] # \xff\n")
+    with pytest.raises(UsageError, match="is not UTF-8"):
+        pin("app", IMAGE, folder=tmp_path / "over", reader=Given(GOOD), policy=EvidencePolicy())
 
 
 def test_not_run_can_be_allowed_by_name() -> None:
