@@ -20,19 +20,21 @@ class Running(Generic[T]):
         self._function = function
         self._value: list[T] = []
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True, name="doctor")
-        self._thread.start()
+        # Not the thread's own end: Python 3.11 takes a thread for ended once Ctrl-C has interrupted a wait for it.
+        self._done = threading.Event()
+        threading.Thread(target=self._run, daemon=True, name="doctor").start()
 
     def _run(self) -> None:
         try:
             self._value.append(self._function())
         except BaseException as error:  # it is raised where the result is asked for
             self._error = error
+        finally:
+            self._done.set()
 
     def result(self, seconds: float) -> T:
         """What the function returned or raised; ``Late`` if it is not done within ``seconds``."""
-        self._thread.join(seconds)
-        if self._thread.is_alive():
+        if not self._done.wait(seconds):
             raise Late
         if self._error is not None:
             raise self._error

@@ -28,7 +28,7 @@ from buildkit.registry.answers import is_html
 from buildkit.registry.auth import parse_challenges
 from buildkit.registry.location import Origin
 from buildkit.registry.secrets import forms, masked
-from buildkit.registry.steps import Answer, Request
+from buildkit.registry.steps import Answer, Failure, Request
 from buildkit.registry.upload import pull_scope, push_scope
 from buildkit.units import format_size
 
@@ -234,8 +234,10 @@ class _Doctor:
         if not seen.passable or (seen.tls is not None and (seen.tls.verify or seen.tls.error)):
             return False
         request = self._greeting(client, authenticate=False)
-        with client.within(REQUEST_SECONDS):
+        with client.within(REQUEST_SECONDS) as late:
             reply = client.ask(request)
+            if late():
+                reply = Failure(kind="timeout", detail=f"no whole answer within {REQUEST_SECONDS:.0f} s")
             answer = reply if isinstance(reply, Answer) else None
             there = answer is not None and answer.status in (200, 401, 403) and not is_html(answer)
             if there and answer is not None:

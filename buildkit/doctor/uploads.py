@@ -238,6 +238,8 @@ class Uploads:
                 self._cancelled += 1
                 return
             told = reason(reply)
+            if isinstance(reply, Failure) and reply.kind in ("timeout", "connect"):
+                break  # whoever does not answer does so by any address
         self._left.append(told)
 
     # Locations -------------------------------------------------------------------------------------------------------
