@@ -81,6 +81,7 @@ def run_pipeline(
             except BuildkitError as problem:
                 error = error or problem
                 outcome = Outcome(verdict="fail", reason=str(problem))
+            error = error or outcome.error
             report = _noted(report, work, name, outcome, started, clock() - since, now())
             save(report)
             world.shown.say(f"{name}: {outcome.verdict}" + (f": {outcome.reason}" if outcome.reason else ""))

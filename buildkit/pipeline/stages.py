@@ -16,8 +16,9 @@ from buildkit.check import run_check
 from buildkit.check.recipe import policy_of
 from buildkit.check.start import StartProof, prove_start
 from buildkit.deploy.attached import default_policy
+from buildkit.doctor import DoctorOptions, diagnose
 from buildkit.engine import Engine
-from buildkit.errors import NotFoundError, UsageError
+from buildkit.errors import BuildkitError, MissingComponentError, NotFoundError, UsageError
 from buildkit.evidence import (
     KINDS,
     attach_all,
@@ -55,11 +56,13 @@ MARK = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """``reason`` is one line; ``data`` the JSON that the stage's own command prints."""
+    """``reason`` is one line; ``data`` the JSON that the stage's own command prints. ``error`` is there where a failure
+    has an exit code of its own."""
 
     verdict: Verdict
     reason: str
     data: Mapping[str, Any] | None = None
+    error: BuildkitError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +86,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What the stages act on. ``connect`` opens the engine, ``open_source`` an image by a transport's text."""
+    """What the stages act on. ``connect`` opens the engine, which is at ``engine_host`` (None: where Docker's own rules
+    say), ``open_source`` an image by a transport's text."""
 
+    engine_host: str | None
     connect: Callable[[], Engine]
     client: RegistryClient
     credentials: Credentials
@@ -120,11 +125,22 @@ class Stages:
     # The stages ------------------------------------------------------------------------------------------------------
 
     def preflight(self) -> Outcome:
-        """What would make the push fail hours later: no engine, no way to the registry, no right to write there."""
-        if not (self.job.build.builder or self.job.recipe.build.builder):
-            self.engine()
-        self.world.client.probe_upload(self.job.repository.repository)
-        return Outcome(verdict="pass", reason=f"{self.job.repository.name} can be written to")
+        """What would make the push fail hours later: the doctor's quick look, which sends next to nothing."""
+        options = DoctorOptions(
+            registry=self.world.client.options,
+            credentials=self.world.credentials,
+            recipe=self.job.recipe,
+            engine_host=self.world.engine_host,
+            quick=True,
+        )
+        report = diagnose(self.job.repository, options, self.world.shown.say)
+        if report.ok:
+            return Outcome(verdict="pass", reason=report.summary(), data=report.to_json())
+        first = report.problems[0]
+        error = BuildkitError(f"{first.area}: {first.seen}", hint=first.remedy or None)
+        if report.only_missing:
+            error.exit_code = MissingComponentError.exit_code
+        return Outcome(verdict="fail", reason=str(error), data=report.to_json(), error=error)
 
     def build(self) -> Outcome:
         recipe, options = self.job.recipe, self.job.build

@@ -158,6 +158,7 @@ def pipeline(
             RegistryClient(where.registry, credentials=who, options=options, observer=shown, cancel=cancel)
         )
         world = World(
+            engine_host=host,
             connect=lambda: Engine.connect(host),
             client=client,
             credentials=who,
