@@ -27,11 +27,13 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from buildkit.check.tree import Want
-from buildkit.check.walk import walk_wheel
+from buildkit.check.offline import installed_packages
+from buildkit.check.tree import Tree, Want
+from buildkit.check.walk import walk_image, walk_wheel
 from buildkit.cuda.arch import Arch
 from buildkit.cuda.policy import PathException, Policy, Verdict, judge
 from buildkit.errors import BuildkitError, MissingComponentError, StorageError, UsageError, one_line
+from buildkit.image.source import ImageSource
 from buildkit.units import format_size
 
 DEFAULT_LIMIT = 95_000_000
@@ -367,7 +369,11 @@ def verify(lock: Lock, folder: Path) -> tuple[list[Wheel], list[WheelFinding]]:
         except (InvalidWheelFilename, InvalidVersion):
             findings.append(_finding("wheel", path.name, "is not named as a wheel must be", "remove it"))
             continue
-        wheel = Wheel(path=path, name=name, version=str(version), size=path.stat().st_size, sha256=_sha256(path))
+        try:
+            wheel = Wheel(path=path, name=name, version=str(version), size=path.stat().st_size, sha256=_sha256(path))
+        except OSError as error:  # a folder of that name, a link that leads nowhere, a file of someone else's
+            findings.append(_finding("wheel", path.name, f"cannot be read: {error.strerror}", "remove it"))
+            continue
         by_name.setdefault(name, []).append(wheel)
     good = []
     for package in lock.packages:
@@ -501,14 +507,32 @@ def check_baked(lock: Lock, baked: Mapping[str, str], *, kind: FindingKind = "ba
     return findings
 
 
+def baked_packages(image: ImageSource) -> dict[str, str]:
+    """Name and version of every package that an image has where these wheels are installed. Reads the image once.
+
+    Raises UsageError for an image without any.
+    """
+    tree = walk_image(image, Want())
+    # Not what a package brings inside itself, as setuptools does.
+    inside = frozenset(p for p in tree.paths if re.match(rf"{re.escape(SITE_PACKAGES)}/[^/]+\.dist-info(?:/|$)", p))
+    found = installed_packages(Tree(files={}, paths=inside))
+    if not found:
+        raise UsageError(f"the image has no Python packages in {SITE_PACKAGES}", hint="name an image of the recipe")
+    return found
+
+
 def _inputs(path: Path, seen: set[Path]) -> Iterator[tuple[str, Requirement]]:
     if path in seen or not path.is_file():
         return
     seen.add(path)
-    for line, text in _entries(path.read_text("utf-8", "replace")):
+    try:
+        content = path.read_text("utf-8", "replace")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    for line, text in _entries(content):
         included = re.fullmatch(r"(?:-r|--requirement)[= ]\s*(\S+)", text)
         if included:
-            yield from _inputs(path.parent / included[1], seen)
+            yield from _inputs((path.parent / included[1]).resolve(), seen)
             continue
         try:
             yield f"{path.name}:{line}", Requirement(text)

@@ -14,10 +14,11 @@ from buildkit.deploy.attached import AttachedEvidence, default_policy
 from buildkit.deploy.documents import MAX_FILE
 from buildkit.deploy.pin import pin as pin_image
 from buildkit.errors import UsageError
+from buildkit.image.transports import open_source
 from buildkit.model import Reference
-from buildkit.tasks import resolve
+from buildkit.tasks import flags, resolve
 from buildkit.units import parse_size
-from buildkit.wheelhouse import DEFAULT_LIMIT
+from buildkit.wheelhouse import DEFAULT_LIMIT, baked_packages
 from buildkit.wheelhouse import wheelhouse as fill
 
 _FOLDER = "folder or file with manifests, or - for standard input (default: deploy)"
@@ -101,6 +102,8 @@ def pin(context: Any, name: str = "", from_: str = "", folder: str = "", json: b
         "check": "fetch nothing; tell whether the lock still resolves to what is there",
         "limit": "what a single upload may have, like 95MB",
         "folder": "where the wheels lie (default: wheelhouse/VARIANT in the recipe's folder)",
+        "image": "with --check: also hold the lock against the packages in this image",
+        "engine": flags.ENGINE,
     },
 )
 def wheelhouse(
@@ -110,11 +113,21 @@ def wheelhouse(
     check: bool = False,
     limit: str = "",
     folder: str = "",
+    image: str = "",
+    engine: str = "",
     json: bool = False,
 ) -> None:
     """Fetch a recipe's locked wheels once, hashes verified, and look into them."""
+    if image and not check:
+        raise UsageError("--image is compared by --check", hint="invoke wheelhouse NAME --check --image IMAGE")
     recipe = resolve.recipe_named(name)
     policy = policy_of(recipe)
+    baked = None
+    if image:
+        with open_source(
+            image, engine_host=flags.engine_host(engine), registry_client_factory=flags.registry_reader()
+        ) as source:
+            baked = baked_packages(source)
     lock = recipe.folder / f"requirements-{variant}.txt"
     report = fill(
         lock,
@@ -123,6 +136,7 @@ def wheelhouse(
         limit=parse_size(limit, what="--limit") if limit else DEFAULT_LIMIT,
         arch=policy.require[0] if policy.require and variant != "cpu" else None,
         exceptions=policy.exceptions,
+        baked=baked,
     )
     emit_json(report.to_json()) if json else print(report.render())
     if not report.ok:

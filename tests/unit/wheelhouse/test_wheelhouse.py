@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from cudafiles.image import MemoryImage
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from buildkit.errors import BuildkitError, UsageError
 from buildkit.wheelhouse import (
     SITE_PACKAGES,
     Target,
+    baked_packages,
     check_baked,
     check_inputs,
     examine,
@@ -255,6 +257,34 @@ def test_the_check_tells_of_every_difference_and_changes_nothing(tmp_path: Path,
         ("extra", "stray-1.0-py3-none-any.whl"),
         ("extra", "beta-0.9-py3-none-any.whl"),
     }
+
+
+def test_what_is_named_as_a_wheel_and_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
+    house = tmp_path / "house"
+    lock = lock_of(tmp_path / "lock.txt", make_wheel(house, "alpha"))
+    (house / "beta-1.0-py3-none-any.whl").mkdir()
+    (house / "gamma-1.0-py3-none-any.whl").symlink_to("nowhere")
+    good, findings = verify(read_lock(lock), house)
+    assert [w.name for w in good] == ["alpha"]
+    assert [(f.kind, f.subject[:5]) for f in findings] == [("wheel", "beta-"), ("wheel", "gamma")]
+
+
+def test_the_packages_of_an_image_are_held_against_the_lock(tmp_path: Path) -> None:
+    house = tmp_path / "house"
+    lock = lock_of(tmp_path / "lock.txt", make_wheel(house, "alpha"), make_wheel(house, "beta", "2.0"))
+    site = SITE_PACKAGES.lstrip("/")
+    image = MemoryImage(
+        {f"{site}/alpha-1.0.dist-info/METADATA": b"", f"{site}/Extra_Thing-3.dist-info/METADATA": b""},
+        {f"{site}/alpha/_vendor/tomli-2.dist-info/METADATA": b""},
+        {f"{site}/beta-1.0+cpu.dist-info/METADATA": b"", "usr/lib/python3/dist-packages/six-1.dist-info/METADATA": b""},
+    )
+    report = wheelhouse(lock, house, check=True, baked=baked_packages(image))
+    assert [(f.kind, f.subject, f.message) for f in report.findings] == [
+        ("baked", "beta", "1.0+cpu is installed, the lock names 2.0"),
+        ("baked", "extra-thing", "3 is installed, but not in the lock"),
+    ]
+    with pytest.raises(UsageError, match="has no Python packages"):
+        baked_packages(MemoryImage({"etc/passwd": b""}))
 
 
 def test_sizes_are_held_against_the_edge(tmp_path: Path) -> None:
