@@ -14,7 +14,7 @@ class Late(Exception):
 
 
 class Running(Generic[T]):
-    """``function`` in a thread of its own."""
+    """``function`` in a thread of its own, once ``start`` was called."""
 
     def __init__(self, function: Callable[[], T]) -> None:
         self._function = function
@@ -22,6 +22,8 @@ class Running(Generic[T]):
         self._error: BaseException | None = None
         # Not the thread's own end: Python 3.11 takes a thread for ended once Ctrl-C has interrupted a wait for it.
         self._done = threading.Event()
+
+    def start(self) -> None:
         threading.Thread(target=self._run, daemon=True, name="doctor").start()
 
     def _run(self) -> None:
@@ -43,4 +45,6 @@ class Running(Generic[T]):
 
 def within(seconds: float, function: Callable[[], T]) -> T:
     """``function()``, or ``Late`` after ``seconds``."""
-    return Running(function).result(seconds)
+    work = Running(function)
+    work.start()
+    return work.result(seconds)

@@ -152,6 +152,7 @@ class Uploads:
         """A new session; the exchange where there is none. Raises AuthError and the like out of a token service."""
         work = Running(self._open)
         try:
+            work.start()
             # More than its own time-outs, each of which may be followed by another request (a token).
             return work.result(REQUEST_SECONDS + 30)
         except Late:
