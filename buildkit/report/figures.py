@@ -269,7 +269,8 @@ def _cell(file: CodeFile, target: str, required: bool) -> Cell:
         if judged.verdict == FileVerdict.NOT_UNDERSTOOD:
             kind = "unknown"
     total = judged.total if judged else file.total
-    text = {"full": "all", "jit": "PTX", "part": f"{has}/{total}", "none": "none", "unknown": "?"}[kind]
+    part = f"{has}/{total}" if required and total < 1000 else _share(has, total)
+    text = {"full": "all", "jit": "PTX", "part": part, "none": "none" if required else "–", "unknown": "?"}[kind]
     what = "not understood" if kind == "unknown" else f"{has} of {counted(total, 'unit')}"
     if kind == "jit":
         what += ", some only as PTX that the driver compiles"
@@ -279,6 +280,13 @@ def _cell(file: CodeFile, target: str, required: bool) -> Cell:
 
 MAX_DTYPES = 3
 """Each has a shape, a colour and a column of its own."""
+
+
+def _share(part: int, whole: int) -> str:
+    """In percent; never 0 % of something, never 100 % of less than all."""
+    percent = 100 * part // max(whole, 1)
+    return f"{min(percent, 99)} %" if percent else "<1 %"
+
 
 # Kernels -------------------------------------------------------------------------------------------------------------
 

@@ -152,6 +152,27 @@ def test_the_figures_are_there_and_seen(
     assert found["first"] < found["height"] / 4
 
 
+@pytest.mark.parametrize("width", [PHONE, DESKTOP])
+@pytest.mark.parametrize("name", ["good", "failed"])
+def test_the_ticks_of_an_axis_stand_above_their_lines(
+    browser: webdriver.Chrome, pages: dict[str, str], name: str, width: int
+) -> None:
+    show(browser, pages[name], width, "light")
+    charts = browser.execute_script(
+        """
+        const at = e => { const box = e.getBoundingClientRect(), side = e.getAttribute('text-anchor');
+          return side == 'start' ? box.left : side == 'end' ? box.right : (box.left + box.right) / 2; };
+        return [...document.querySelectorAll('.chart')].filter(e => e.checkVisibility() && e.tHead).map(chart => [
+          [...chart.querySelectorAll('svg.axis text')].map(at).sort((a, b) => a - b),
+          [...chart.tBodies[0].rows[0].querySelectorAll('line')].map(at).sort((a, b) => a - b)])
+        """
+    )
+    assert len(charts) >= 2
+    for labels, lines in charts:
+        assert len(labels) >= 2
+        assert all(min(abs(label - line) for line in lines) <= 2 for label in labels), (labels, lines)
+
+
 def test_errors_above_the_tolerance_lie_right_of_the_line(browser: webdriver.Chrome, pages: dict[str, str]) -> None:
     show(browser, pages["failed"], DESKTOP, "light")
     places = browser.execute_script(
