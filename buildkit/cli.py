@@ -20,6 +20,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from io import TextIOWrapper
 from types import FrameType
 from typing import Any, cast
 
@@ -59,7 +60,7 @@ def _handle(machine: ParseMachine, token: str) -> None:
     if (
         context
         and context is not machine.initial
-        and not token.startswith("-")
+        and not re.match("-.", token)  # a dash alone is standard input
         and token not in machine.contexts
         and not machine.waiting_for_flag_value
     ):
@@ -241,6 +242,9 @@ def program() -> Program:
 def main() -> None:
     """The entry point: also what happens outside of a task ends in a line and a code."""
     replace_closed_streams()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what others wrote may not fit the terminal's encoding
     try:
         try:
             program().run()

@@ -13,7 +13,7 @@ from buildkit.deploy import Settings, check_manifests, plan_cards
 from buildkit.deploy.attached import AttachedEvidence, default_policy
 from buildkit.deploy.documents import MAX_FILE
 from buildkit.deploy.pin import pin as pin_image
-from buildkit.errors import UsageError
+from buildkit.errors import UsageError, one_line
 from buildkit.image.transports import open_source
 from buildkit.model import Reference
 from buildkit.tasks import flags, resolve
@@ -22,6 +22,7 @@ from buildkit.wheelhouse import DEFAULT_LIMIT, baked_packages
 from buildkit.wheelhouse import wheelhouse as fill
 
 _FOLDER = "folder or file with manifests, or - for standard input (default: deploy)"
+_NOT_GIVEN = -1
 _NODES = "file with Node objects or parameters that say how many cards each node has"
 
 
@@ -39,7 +40,7 @@ _NODES = "file with Node objects or parameters that say how many cards each node
 def check(
     context: Any,
     folder: str = "",
-    node_gpus: int = -1,
+    node_gpus: int = _NOT_GIVEN,
     nodes: str = "",
     evidence: bool = False,
     allow_not_run: str = "",
@@ -52,7 +53,7 @@ def check(
     paths, text = _manifests(folder)
     report = check_manifests(
         paths,
-        node_gpus=node_gpus if node_gpus >= 0 else None,
+        node_gpus=_cards(node_gpus),
         nodes=Path(nodes) if nodes else None,
         settings=Settings(kubernetes=kubernetes, evidence=policy),
         evidence=AttachedEvidence() if evidence else None,
@@ -60,16 +61,16 @@ def check(
     )
     emit_json(report.to_json()) if json else print(report.render())
     if not report.ok:
-        raise ReportedFailure(f"{folder or 'deploy'}: {len(report.findings)} findings")
+        raise ReportedFailure(f"{_shown(folder)}: {len(report.findings)} findings")
 
 
 @command(positional=["folder"], help={"folder": _FOLDER, "node-gpus": "cards of each node", "nodes": _NODES})
-def plan(context: Any, folder: str = "", node_gpus: int = -1, nodes: str = "", json: bool = False) -> None:
+def plan(context: Any, folder: str = "", node_gpus: int = _NOT_GIVEN, nodes: str = "", json: bool = False) -> None:
     """Show who gets which card, and who would wait."""
     paths, text = _manifests(folder)
     result = plan_cards(
         paths,
-        node_gpus=node_gpus if node_gpus >= 0 else None,
+        node_gpus=_cards(node_gpus),
         nodes=Path(nodes) if nodes else None,
         text=text,
     )
@@ -141,6 +142,15 @@ def wheelhouse(
     emit_json(report.to_json()) if json else print(report.render())
     if not report.ok:
         raise ReportedFailure(f"{lock}: the wheelhouse has findings")
+
+
+def _cards(node_gpus: int) -> int | None:
+    """What --node-gpus says; None where it is not given. What makes no sense is refused further down."""
+    return None if node_gpus == _NOT_GIVEN else node_gpus
+
+
+def _shown(folder: str) -> str:
+    return "<stdin>" if folder == "-" else one_line(folder or "deploy", 200)
 
 
 def _manifests(folder: str) -> tuple[list[Path | str], bytes | None]:
