@@ -25,12 +25,12 @@ U = TypeVar("U")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """How much of a long list is in the page: ``shown`` items open, ``folded`` more behind a fold; ``text`` characters
-    of one text; ``marks`` in one row of a figure."""
+    of one text; ``columns`` of a matrix; ``marks`` in one row of a figure."""
 
     shown: int = 24
     folded: int = 400
     text: int = 400
-    columns: int = 14
+    columns: int = 12
     marks: int = 120
 
     def smaller(self) -> Limits:
