@@ -6,16 +6,20 @@ import contextlib
 import http.client
 import socket
 import threading
+import time
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
 class Door:
     """Forwards HTTP requests to ``target`` (HOST:PORT). ``shut`` closes it for good; ``read_only`` answers 403 to
-    whatever would write, as a registry does to a token without that scope."""
+    whatever would write, as a registry does to a token without that scope. ``skew`` are seconds by which the server's
+    clock is ahead of this machine's."""
 
-    def __init__(self, target: str, *, read_only: bool = False) -> None:
+    def __init__(self, target: str, *, read_only: bool = False, skew: float = 0.0) -> None:
         self.target = target
+        self.skew = skew
         self.read_only = read_only
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.door = self
@@ -85,6 +89,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         self.send_response_only(status)
+        if self.server.door.skew:
+            headers = [(name, value) for name, value in headers if name.lower() != "date"]
+            headers.append(("Date", formatdate(time.time() + self.server.door.skew, usegmt=True)))
         for name, value in headers:
             self.send_header(name, value)
         self.end_headers()

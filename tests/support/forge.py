@@ -50,6 +50,7 @@ class Forge:
         """Run the push event. No secret may be anywhere in what comes out."""
         run = self.act.push(self.repository, workflow, **options)
         assert TOKEN not in run.text
+        print(run.table)  # with a failure, and for whoever asks by -rP
         return run
 
     @property
