@@ -18,9 +18,6 @@ LARGEST_PIECE = 200_000
 """A registry that wants larger chunks than this is tried with smaller ones all the same: what it minds about small
 parts it says when an upload is closed, and none is closed here."""
 
-NEEDED = 5 * LARGEST_PIECE
-"""Bytes that the whole takes at most."""
-
 _LOOKS = 3
 """How often a session is asked again whose last chunk broke off: the registry may notice that a little later."""
 

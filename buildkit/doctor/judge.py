@@ -619,11 +619,11 @@ def _nothing_refused(seen: LimitSeen, options: RegistryOptions) -> Finding:
     )
 
 
-def learned(known: LearnedLimit) -> Finding:
+def learned(known: LearnedLimit, options: RegistryOptions) -> Finding:
     """What an earlier push or measurement has left."""
     return _line(
         Area.LIMIT,
-        Level.NOTE,
+        Level.OK if known.accepted >= options.effective_chunk else Level.NOTE,
         f"remembered since {_day(known.at)}: {_bytes(known.accepted)} go through, {_bytes(known.refused)} do not",
         "pushes keep their chunks below that",
     )

@@ -65,11 +65,11 @@ class DoctorReport:
     def traffic(self) -> str:
         if not self.uploads:
             return "no upload was opened"
-        plural = "" if self.uploads == 1 else "s"
-        return (
-            f"{format_size(self.sent)} of at most {format_size(self.budget)} sent in {self.uploads} throw-away "
-            f"upload{plural}, {self.cancelled} of them cancelled"
-        )
+        sent = f"{format_size(self.sent)} of at most {format_size(self.budget)} sent"
+        if self.uploads == 1:
+            return f"{sent} in a throw-away upload, {'cancelled' if self.cancelled else 'which could not be cancelled'}"
+        cancelled = "all" if self.cancelled == self.uploads else f"{self.cancelled} of them"
+        return f"{sent} in {self.uploads} throw-away uploads, {cancelled} cancelled"
 
     def render(self) -> str:
         """For a terminal: what was seen; where it matters, what that means and what to do."""

@@ -335,7 +335,7 @@ class _Doctor:
     def _limit(self, client: RegistryClient, uploads: Uploads, stored: bool, largest: int | None) -> None:
         wished, known = self.options.registry, client.learned_limit
         if known is not None:
-            self.lines.append(judge.learned(known))
+            self.lines.append(judge.learned(known, wished))
         if self.options.quick:
             self._not_run(Area.LIMIT, "a quick look sends nothing large", "leave --quick out to measure it")
             return

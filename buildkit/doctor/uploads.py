@@ -195,8 +195,10 @@ class Uploads:
         seconds: float = REQUEST_SECONDS,
         stop: int | None = None,
     ) -> Exchange | None:
-        """Send ``size`` bytes that claim to begin at ``start``. None where the body was broken off (``stop``, or the
-        end of the budget)."""
+        """Send ``size`` bytes that claim to begin at ``start``. None where the body was broken off (``stop``), and
+        where the budget does not hold all of it: some sessions cannot be cancelled after half a body."""
+        if size > self.budget.left:
+            return None
         blob = ThrowAway(size, self.budget, stop=stop)
         headers = {
             "Content-Type": "application/octet-stream",

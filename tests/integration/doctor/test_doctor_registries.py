@@ -209,7 +209,7 @@ KINDS = ("ping", "token", "start", "patch", "status", "cancel")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("profile", [DISTRIBUTION_2_8, DISTRIBUTION_3, GITEA_1_22, WORKERS], ids=lambda p: p.name)
+@pytest.mark.parametrize("profile", [DISTRIBUTION_2_8, GITEA_1_22], ids=lambda profile: profile.name)
 def test_nothing_that_a_server_does_is_too_much(profile: Profile, kind: str, tmp_path: Path) -> None:
     """Each fault at each request, once and for good."""
     with FaultServer(profile, limit=200_000) as server:
