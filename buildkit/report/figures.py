@@ -13,7 +13,7 @@ from typing import Generic, Literal, TypeVar
 
 from buildkit.cuda.policy import Verdict as FileVerdict
 from buildkit.report.facts import Check, CodeFile, KernelCase, Kernels, Status
-from buildkit.report.model import Layer, Report, Stage, TimelineEvent
+from buildkit.report.model import Layer, Report, Stage, TimelineEvent, Verdict
 from buildkit.report.scale import Linear, Logarithmic, Tick, bytes_scale, log_scale, time_scale
 from buildkit.report.text import counted
 from buildkit.units import format_duration, format_size
@@ -91,7 +91,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
+    """``verdict`` as it is shown, see ``Report.shown``."""
+
     stage: Stage
+    verdict: Verdict
     bar: Bar | None
     time: str
 
@@ -106,7 +109,11 @@ def stage_rows(report: Report, limits: Limits) -> Fold[StageRow]:
         if total > 0 and ran:
             width = max(100 * stage.seconds / total, 0.6)
             bar = Bar(at=round(min(100 * begin / total, 100 - width), 2), width=round(width, 2), kind=stage.verdict)
-        rows.append(StageRow(stage=stage, bar=bar, time=format_duration(stage.seconds) if ran else ""))
+        rows.append(
+            StageRow(
+                stage=stage, verdict=report.shown(stage), bar=bar, time=format_duration(stage.seconds) if ran else ""
+            )
+        )
         begin += stage.seconds
     return fold(rows, limits)
 

@@ -120,9 +120,9 @@ def _pull(report: Report) -> Iterator[str]:
 def _stages(report: Report, writer: _Writer) -> Iterator[str]:
     rows = [
         (
-            SIGNS[stage.verdict],
+            SIGNS[report.shown(stage)],
             code(stage.name),
-            "NOT RUN" if stage.verdict == "not-run" else stage.verdict,
+            "NOT RUN" if report.shown(stage) == "not-run" else stage.verdict,
             format_duration(stage.seconds) if stage.seconds else "",
             writer.words(stage.reason),
         )
@@ -218,7 +218,7 @@ def _layers(report: Report, writer: _Writer) -> Iterator[str]:
             writer.words(layer.label),
             format_size(layer.size or 0),
             f"{(layer.size or 0) / report.limit:.0%}" if report.limit else "",
-            writer.path(layer.created_by or ""),
+            code(clip(clean(layer.created_by or ""), 80)),
         )
         for layer in largest[: min(writer.limits.shown, 10)]
     ]

@@ -180,6 +180,11 @@ class Report:
         """What ``docker pull`` takes to get exactly this image."""
         return f"{self.target}@{self.digest}" if self.target and self.digest else None
 
+    def shown(self, stage: Stage) -> Verdict:
+        """How a stage's verdict is shown: one without which nothing is known of the image was not merely skipped."""
+        missed = stage.verdict == "skipped" and stage.name in PROVING and self.failed is None
+        return "not-run" if missed else stage.verdict
+
     def stage(self, name: str) -> Stage | None:
         return next((stage for stage in self.stages if stage.name == name), None)
 

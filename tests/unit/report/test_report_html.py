@@ -147,6 +147,15 @@ def test_what_was_not_run_is_yellow_and_never_green() -> None:
         assert "NOT RUN" in smoke or "Not run" in smoke
 
 
+@pytest.mark.parametrize("name", ["check", "smoke"])
+def test_a_proof_that_was_skipped_is_yellow_too(name: str) -> None:
+    report = reports.good().with_stage(Stage(name=name, verdict="skipped", reason="the recipe names none"))
+    stages = to_html(report).partition('<section id="stages">')[2].partition("</section>")[0]
+    row = next(row for row in stages.split("<tr") if f">{name}</th>" in row)
+    assert "badge not-run" in row
+    assert "Not run" in row
+
+
 def test_the_diagnosis_is_prominent() -> None:
     report = reports.failed()
     header = to_html(report).partition("<header")[2].partition("</header>")[0]
