@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import subprocess
@@ -12,6 +13,8 @@ from typing import Any
 
 import requests
 
+from buildkit.engine import Engine
+from buildkit.errors import NotFoundError
 from support.act import ROOT, Act, Run, commit
 
 WORKFLOW = ".gitea/workflows/candle-vllm-sm70.yaml"
@@ -102,3 +105,13 @@ class Forge:
 
 def stages(report: Any) -> dict[str, str]:
     return {stage["name"]: stage["verdict"] for stage in report["stages"]}
+
+
+def remove_images(engine: Engine, owner: str = "") -> None:
+    """What was built here under ``IMAGE``, and what was fetched from ``owner``'s repositories."""
+    for image in engine.client.images.list():
+        fetched = any(f"/{owner}/" in name for name in (*image.tags, *image.attrs["RepoDigests"])) if owner else False
+        names = [*(tag for tag in image.tags if tag.startswith(f"{IMAGE}:")), *([str(image.id)] if fetched else [])]
+        for name in names:
+            with contextlib.suppress(NotFoundError):
+                engine.remove(name)

@@ -3,7 +3,6 @@ edge, and act to run the workflow in them."""
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import shutil
 import subprocess
@@ -13,11 +12,10 @@ from pathlib import Path
 
 import pytest
 from support.act import Act, clone, commit, interpreter
-from support.forge import DOCKERFILE, GOLDEN, IMAGE, RECIPE, TOKEN, USER, Forge
+from support.forge import DOCKERFILE, GOLDEN, RECIPE, TOKEN, USER, Forge, remove_images
 from support.rootfs import root_tar
 
 from buildkit.engine import Engine
-from buildkit.errors import NotFoundError
 from buildkit.stack import Credentials, StackOptions, StackState
 
 
@@ -76,9 +74,7 @@ def forge(
     )
     assert guarded.registry is not None
     yield Forge(repository=repository, owner=owner, registry=guarded.registry, act=act)
-    for name in {tag for image in engine.client.images.list(name=IMAGE) for tag in image.tags}:
-        with contextlib.suppress(NotFoundError):
-            engine.remove(name)
+    remove_images(engine, owner)
 
 
 @pytest.fixture
