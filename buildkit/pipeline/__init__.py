@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from buildkit.pipeline.plan import STAGES, Tags, divide_tags, parse_stages
+from buildkit.pipeline.plan import Tags, divide_tags, parse_stages
 from buildkit.pipeline.run import PipelineResult, run_pipeline
 from buildkit.pipeline.stages import Job, Outcome, Stages, World
 from buildkit.pipeline.timeline import Recorder
+from buildkit.report import STAGES
 
 __all__ = [
     "STAGES",

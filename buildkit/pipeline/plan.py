@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from buildkit.errors import UsageError
+from buildkit.report import STAGES
 
-STAGES = ("preflight", "build", "check", "smoke", "split", "push", "verify", "attach", "promote")
-"""In the order in which they run."""
 MAX_TAG = 128
 """Characters of a tag (distribution-spec 1.1, "Pulling manifests")."""
 

@@ -15,9 +15,8 @@ from datetime import UTC, datetime
 from buildkit import __version__
 from buildkit.errors import BuildkitError, CancelledError
 from buildkit.model import Digest
-from buildkit.pipeline.plan import STAGES
 from buildkit.pipeline.stages import Job, Outcome, Stages, World
-from buildkit.report import Report, RunInfo, Stage
+from buildkit.report import STAGES, Report, RunInfo, Stage
 
 GATES = ("check", "smoke", "verify")
 """What must not have failed, in this run or an earlier one, before a tag moves."""

@@ -14,7 +14,7 @@ from typing import Any
 from buildkit.build import BuildOptions, facts, plan
 from buildkit.cli import ReportedFailure, command, emit_json
 from buildkit.engine import Engine
-from buildkit.errors import BuildkitError, FormatError, StorageError, UsageError, one_line
+from buildkit.errors import BuildkitError, FormatError, NotFoundError, StorageError, UsageError, one_line
 from buildkit.evidence import fetch_report
 from buildkit.image.cache import BlobCache, cache_limit, cache_root
 from buildkit.image.compress import DEFAULT_CODEC
@@ -241,6 +241,8 @@ def _target(recipe: Recipe, to: str, known: Reference | None) -> Reference:
 
 
 def _earlier(client: RegistryClient, image: Reference) -> Report | None:
+    if client.head_manifest(image) is None:
+        raise NotFoundError(f"{image} is not in the registry", hint="was it pushed there, by the job before?")
     raw = fetch_report(client, image)
     if raw is None:
         return None

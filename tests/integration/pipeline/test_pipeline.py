@@ -111,6 +111,14 @@ def test_jobs_on_other_machines_go_on_from_the_attached_report(repository: Repos
     assert verdicts(json.loads((repository.folder / "r.json").read_text()))["promote"] == "pass"
 
 
+def test_an_image_that_is_gone_cannot_be_resumed(repository: Repository) -> None:
+    gone = f"{repository.edge}/{repository.name}@sha256:{'0' * 64}"
+    result = repository.pipeline("--resume", gone)
+    assert result.code == 1
+    assert "is not in the registry" in result.err
+    assert "Traceback" not in result.err
+
+
 def test_no_tag_moves_to_an_image_that_was_not_checked(repository: Repository) -> None:
     first = repository.report("--stages", "build,push,attach")
     result = repository.pipeline("--resume", first["pull"], "--stages", "promote")
