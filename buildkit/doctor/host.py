@@ -73,7 +73,8 @@ def local_disk(place: Path) -> DiskSeen:
 
 def tools(recipe: Recipe | None, environ: Mapping[str, str]) -> ToolsSeen:
     """Git, Docker's clients, and what the recipe needs beyond them."""
-    found = find_clients(environ)
+    # Asked for its own version, a client asks the engine for its, too: one that hangs would hold up each of them.
+    found = find_clients({**environ, "DOCKER_HOST": "unix:///nonexistent/engine.sock"})
     described = tuple(
         f"{client.path}" + (f" {'.'.join(map(str, client.version))}" if client.version else "")
         + (f" with buildx {client.buildx}" if client.buildx else "")

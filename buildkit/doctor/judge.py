@@ -353,16 +353,14 @@ def credential(seen: CredentialSeen, registry: str) -> Iterator[Finding]:
             "Gitea up to 1.27 does not open its container registry to it: a login may work, and the push fails",
             "store a personal token with write:package as the secret REGISTRY_TOKEN",
         )
+    refused = f"{user} from {seen.source} is refused: name, password or token is wrong"
+    not_tried = f"{user} from {seen.source} could not be tried"
     if seen.error is not None:
-        yield of_error(
-            area, seen.error, means=f"{user} from {seen.source} is refused: name, password or token is wrong"
-        )
-    elif seen.login is None or seen.login.answer is None:
+        yield of_error(area, seen.error, means=refused if isinstance(seen.error, AuthError) else not_tried)
+    elif seen.login is None or seen.login.status != 200:
         if seen.login is not None:
-            yield of_error(area, error_for(seen.login.request, seen.login.reply), means="the login could not be tried")
-    elif seen.login.status in (401, 403):
-        error = error_for(seen.login.request, seen.login.reply)
-        yield of_error(area, error, means=f"{user} from {seen.source} is refused: name, password or token is wrong")
+            error = error_for(seen.login.request, seen.login.reply)
+            yield of_error(area, error, means=refused if isinstance(error, AuthError) else not_tried)
     elif seen.open:
         yield _line(area, Level.OK, f"{user}, from {seen.source}", "the registry asks for no credential, and takes any")
     else:
@@ -378,11 +376,8 @@ def write(seen: WriteSeen, kind: str) -> Iterator[Finding]:
         yield of_error(area, seen.error, means=_why_not(seen, seen.error, kind))
         return
     assert seen.opened is not None
-    yield of_error(
-        area,
-        error := error_for(seen.opened.request, seen.opened.reply),
-        means=_why_not(seen, error, kind),
-    )
+    error = error_for(seen.opened.request, seen.opened.reply)
+    yield of_error(area, error, means=_why_not(seen, error, kind))
 
 
 def _why_not(seen: WriteSeen, error: Exception, kind: str) -> str:

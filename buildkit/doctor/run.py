@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from buildkit.doctor import chunks, host, judge, limit, way
+from buildkit.doctor.bounded import Late, within
 from buildkit.doctor.findings import Area, Finding, Level, of_error
 from buildkit.doctor.report import DoctorReport, in_order
 from buildkit.doctor.seen import CredentialSeen, EngineSeen, Exchange, ImageSeen, LimitSeen, WaySeen, WriteSeen
 from buildkit.doctor.uploads import REQUEST_SECONDS, Budget, Session, Uploads
-from buildkit.errors import BuildkitError
+from buildkit.errors import BuildkitError, MissingComponentError, NotFoundError
 from buildkit.image.cache import BlobCache, cache_limit, cache_root
 from buildkit.image.compress import DEFAULT_CODEC
 from buildkit.image.source import ImageSource
@@ -28,13 +29,15 @@ from buildkit.registry.answers import is_html
 from buildkit.registry.auth import parse_challenges
 from buildkit.registry.location import Origin
 from buildkit.registry.secrets import forms, masked
-from buildkit.registry.steps import Answer, Failure, Request
+from buildkit.registry.steps import Answer, Failure, Request, is_retryable
 from buildkit.registry.upload import pull_scope, push_scope
 from buildkit.units import format_size
 
 DEFAULT_BUDGET = 400 * 10**6
 QUICK_BUDGET = 10**6
 """Bytes of request bodies that a measurement, or a quick look, sends at most."""
+
+IMAGE_SECONDS = 60.0
 
 Say = Callable[[str], None]
 OpenImage = Callable[[], ImageSource]
@@ -89,6 +92,7 @@ def diagnose(
     *,
     registry: str | None = None,
     open_image: OpenImage | None = None,
+    image_optional: bool = False,
     also: Sequence[Finding] = (),
     state: str | os.PathLike[str] | None = None,
     clock: Clock | None = None,
@@ -96,12 +100,15 @@ def diagnose(
 ) -> DoctorReport:
     """Look at everything between here and ``reference`` (or the host ``registry``, where no repository is known).
 
-    ``open_image`` opens the image that is to be pushed; ``also`` are findings that the caller has made already. ``say``
+    ``open_image`` opens the image that is to be pushed, which need not be built yet where it is ``image_optional``;
+    ``also`` are findings that the caller has made already. ``say``
     gets a line about what happens now, and before anything large is sent how much it can be. Leaves no upload behind,
     also when it is interrupted. Raises UsageError for a CA bundle that cannot be read, and KeyboardInterrupt.
     """
     clock = clock or SystemClock()
-    return _Doctor(reference, options, say, registry, open_image, list(also), state, clock, environ).run()
+    return _Doctor(
+        reference, options, say, registry, open_image, image_optional, list(also), state, clock, environ
+    ).run()
 
 
 @dataclass(slots=True)
@@ -111,6 +118,7 @@ class _Doctor:
     say: Say
     registry: str | None
     open_image: OpenImage | None
+    image_optional: bool
     lines: list[Finding]
     state: str | os.PathLike[str] | None
     clock: Clock
@@ -187,10 +195,15 @@ class _Doctor:
         recipe = self.options.recipe
         codec = (recipe.push.codec if recipe is not None else None) or DEFAULT_CODEC
         try:
-            with self.open_image() as source:
+            with within(IMAGE_SECONDS, self.open_image) as source:
                 cache = BlobCache(cache_root(self.environ), limit=cache_limit(self.environ))
                 return host.image(source, cache, codec, self.options.engine_host)
+        except Late:
+            return ImageSeen(name="", error=BuildkitError(f"the image does not open within {IMAGE_SECONDS:.0f} s"))
         except BuildkitError as error:
+            if self.image_optional and isinstance(error, NotFoundError | MissingComponentError):
+                self._not_run(Area.DOCKER_PUSH, "there is no image yet")
+                return None
             return ImageSeen(name="", error=error)
 
     # The registry ----------------------------------------------------------------------------------------------------
@@ -235,7 +248,7 @@ class _Doctor:
             return False
         request = self._greeting(client, authenticate=False)
         with client.within(REQUEST_SECONDS) as late:
-            reply = client.ask(request)
+            reply = _twice(client, request)
             if late():
                 reply = Failure(kind="timeout", detail=f"no whole answer within {REQUEST_SECONDS:.0f} s")
             answer = reply if isinstance(reply, Answer) else None
@@ -266,9 +279,7 @@ class _Doctor:
             for area in (Area.CHUNKS, Area.LIMIT):
                 self._not_run(area, "no repository is named", f"{registry}/OWNER/NAME")
             return
-        refused = credential.error is not None or (
-            credential.login is not None and credential.login.status in (401, 403)
-        )
+        refused = credential.error is not None or (credential.login is not None and credential.login.status != 200)
         if refused or (credential.source is None and not credential.open):
             for area in (Area.CHUNKS, Area.LIMIT):
                 self._not_run(area, "it needs a credential that the registry takes")
@@ -283,7 +294,7 @@ class _Doctor:
         request = self._greeting(client, authenticate=True)
         try:
             with client.within(REQUEST_SECONDS):
-                reply = client.ask(request)
+                reply = _twice(client, request)
         except BuildkitError as error:
             return replace(credential, error=error)
         return replace(credential, login=Exchange(request=request, reply=reply), scheme=self._scheme)
@@ -378,6 +389,12 @@ class _Doctor:
                 seen=f"remembered for {client.registry}: {what}",
                 means="the next push begins with chunks that fit",
             )
+
+
+def _twice(client: RegistryClient, request: Request) -> Answer | Failure:
+    """Once more after a failure that may pass: a diagnosis is about what lasts."""
+    reply = client.ask(request)
+    return client.ask(request) if is_retryable(reply) else reply
 
 
 def _same_disk(one: Path, other: Path) -> bool:

@@ -28,6 +28,8 @@ from buildkit.registry.upload import push_scope
 REQUEST_SECONDS = 20.0
 """For a request without a large body, from its first byte to its answer's last."""
 CANCEL_SECONDS = 10.0
+_NOT_REACHED = frozenset({429, 502, 503, 504})
+"""An edge's answers for a registry that was not to be had at this moment."""
 _STALE = frozenset({"BLOB_UPLOAD_INVALID"})
 """Distribution 2.8 answers this to a state token that does not fit the session's size, with 400 or 404. It means to
 cancel the session then, and leaves it lying (seen with 2.8.2: its file is closed before it is to be removed)."""
@@ -167,6 +169,8 @@ class Uploads:
     def _open(self) -> Session | Exchange:
         request = self._request("POST", self._url, {"Content-Length": "0"})
         reply = self.ask(request, REQUEST_SECONDS)
+        if isinstance(reply, Answer) and reply.status in _NOT_REACHED:
+            reply = self.ask(request, REQUEST_SECONDS)
         exchange = Exchange(request=request, reply=reply)
         if not isinstance(reply, Answer) or reply.status not in (201, 202, 204):
             return exchange

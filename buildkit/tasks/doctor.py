@@ -92,7 +92,7 @@ def doctor(
         steps = plan(where.reference, options, registry=where.registry)
         emit_json({"ok": True, "would": list(steps)}) if json else print("\n".join(steps))
         return
-    wanted = image or (chosen.name if chosen is not None and _is_built(chosen, host) else "")
+    wanted = image or (chosen.name if chosen is not None else "")
     with display(quiet=quiet) as shown:
         report = diagnose(
             where.reference,
@@ -100,6 +100,7 @@ def doctor(
             shown.say,
             registry=where.registry,
             open_image=(lambda: _open(wanted, host)) if wanted else None,
+            image_optional=not image,
             also=also,
         )
     actions.append_summary(report.to_markdown())
@@ -153,15 +154,6 @@ def _is_engines(image: str) -> bool:
         return bool(image) and Location.parse(image).kind == "docker-daemon"
     except UsageError:
         return False
-
-
-def _is_built(recipe: Recipe, host: str | None) -> bool:
-    """Before the first build there is no image to look at, which is no fault."""
-    try:
-        resolve.choose(recipe.name, engine_host=host)
-    except BuildkitError:
-        return False
-    return True
 
 
 def _open(text: str, host: str | None) -> ImageSource:

@@ -203,6 +203,23 @@ def test_the_automatic_token_of_a_job_is_recognised(tmp_path: Path) -> None:
     assert "REGISTRY_TOKEN" in report.render()
 
 
+def test_a_login_that_gets_no_clear_answer_is_neither_taken_nor_wrong(tmp_path: Path) -> None:
+    with FaultServer(DISTRIBUTION_2_8) as server:
+        server.reset({("ping", number): FAULTS["500-before"] for number in (1, 2)})
+        report = examine(server.registry, tmp_path)
+    credentials = said(report, Area.CREDENTIALS)
+    assert "could not be tried" in credentials
+    assert "is wrong" not in credentials
+    assert "is taken" not in credentials
+
+
+@pytest.mark.parametrize("kind", ["ping", "start"])
+def test_one_accident_is_no_diagnosis(kind: str, tmp_path: Path) -> None:
+    with FaultServer(DISTRIBUTION_3) as server:
+        server.reset({(kind, 0): FAULTS["502-before"]})
+        assert examine(server.registry, tmp_path, quick=True).ok
+
+
 # Faults
 
 KINDS = ("ping", "token", "start", "patch", "status", "cancel")

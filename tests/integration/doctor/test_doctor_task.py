@@ -131,6 +131,7 @@ def test_only_missing_components_are_exit_code_three(world: World, tmp_path: Pat
         result = world.run("doctor", where, "--recipe", "good", "--quick", **environ)
         assert result.code == 3, result.err + result.out
         assert "no container engine answers" in result.err
+        assert "there is no image yet" in result.out, "which is no problem of its own"
         both = world.run("doctor", "nowhere.invalid/a/b", "--recipe", "good", "--quick", **environ)
         assert both.code == 1
         assert world.run("doctor", where, "--quick").code == 0

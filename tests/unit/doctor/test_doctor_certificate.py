@@ -8,7 +8,7 @@ import subprocess
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buildkit.doctor.certificate import read_certificate
@@ -51,6 +51,7 @@ def test_every_truncation_is_one_error(der: bytes) -> None:
             read_certificate(der[:length])
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_no_damage_is_more_than_an_error(data: st.DataObject, der: bytes) -> None:
     changed = bytearray(der)

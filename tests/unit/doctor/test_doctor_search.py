@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buildkit.doctor.search import BOUNDARIES, MB, MIB, Interval, next_size, resolution
@@ -34,6 +34,7 @@ LIMITS = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(
     limit=LIMITS,
     budget=st.one_of(st.integers(0, 2 * 10**9), st.integers(0, 10**5)),
@@ -55,6 +56,7 @@ def test_no_budget_is_exceeded_and_the_interval_holds_the_truth(
         assert known.refused is None or limit < known.refused
 
 
+@settings(deadline=None)
 @given(limit=st.integers(1, 500 * MB))
 def test_an_edge_that_refuses_at_once_is_measured_well_by_a_small_fortune(limit: int) -> None:
     known, _, _ = searched(limit, budget=10_000 * MB, cost=0.0)
