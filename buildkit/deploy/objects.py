@@ -111,13 +111,15 @@ class Container:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """An object that makes pods. ``replicas`` is how many at once; None for one on every node (DaemonSet)."""
+    """An object that makes pods. ``replicas`` is how many at once; None for one on every node (DaemonSet). ``labels``
+    are those of the pods."""
 
     object: Object
     replicas: int | None
     replicas_field: Field
     template: Field
     containers: tuple[Container, ...]
+    labels: Mapping[str, str]
 
     @property
     def title(self) -> str:
@@ -130,11 +132,6 @@ class Workload:
     @property
     def name(self) -> str:
         return self.object.name
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Labels of the pods."""
-        return self.template.at("metadata", "labels").strings
 
     @property
     def annotations(self) -> dict[str, str]:
@@ -330,6 +327,7 @@ def read_workload(thing: Object) -> Workload | None:
         replicas_field=field if field.present else thing.field,
         template=template,
         containers=tuple(_containers(template.at("spec"))),
+        labels=template.at("metadata", "labels").strings,
     )
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from types import MappingProxyType
 
 from buildkit.check.offline import scan_text
@@ -208,6 +210,10 @@ def card_quantities(scene: Scene) -> Iterator[Finding]:
         yield _at("gpu-quantity", request, workload.title, f"{message}: the API refuses it", remedy)
 
 
+_NAMED = 6
+"""Rivals for a card that a message names."""
+
+
 def card_budget(scene: Scene) -> Iterator[Finding]:
     resource = scene.settings.resource
     wanting = [w for w in scene.workloads if w.runs and w.cards(resource)]
@@ -222,15 +228,18 @@ def card_budget(scene: Scene) -> Iterator[Finding]:
                 Severity.UNKNOWN,
             )
         return
+    takers_of = {id(w): [n for n in scene.nodes if n.takes(w)] for w in scene.workloads}
+    names_of = {key: {n.name for n in nodes} for key, nodes in takers_of.items()}
+    counts = Counter(id(p.workload) for place in scene.plan.places for p, _ in place.pods)
     seen = set()
     for pod in scene.plan.pending:
         workload = pod.workload
         if id(workload) in seen:
             continue
         seen.add(id(workload))
-        placed = sum(p.workload is workload for place in scene.plan.places for p, _ in place.pods)
+        placed = counts[id(workload)]
         waiting = (workload.replicas or placed) - placed
-        takers = [n for n in scene.nodes if n.takes(workload)]
+        takers = takers_of[id(workload)]
         largest = max((n.cards for n in takers), default=0)
         if not takers:
             message, remedy = (
@@ -242,8 +251,10 @@ def card_budget(scene: Scene) -> Iterator[Finding]:
             remedy = "ask for no more than one node has"
         else:
             have = sum(n.cards for n in takers)
-            rivals = [w for w in wanting if w is not workload and any(n.takes(w) for n in takers)]
-            holders = [f"{w.title} wants {_demand(w, resource)}" for w in rivals]
+            near = (w for w in wanting if w is not workload and names_of[id(w)] & names_of[id(workload)])
+            rivals = list(islice(near, _NAMED + 1))
+            holders = [f"{w.title} wants {_demand(w, resource)}" for w in rivals[:_NAMED]]
+            holders += ["others want more"] if len(rivals) > _NAMED else []
             wish = f"{workload.title} wants {_demand(workload, resource)}"
             message = (
                 f"{waiting} of its pods would stay Pending: {', '.join([wish, *holders])}, "
@@ -254,7 +265,7 @@ def card_budget(scene: Scene) -> Iterator[Finding]:
         yield _at("gpu-budget", workload.replicas_field, workload.title, message, remedy)
     yield from _autoscalers(scene)
     for workload in scene.workloads:
-        takers = [n for n in scene.nodes if n.takes(workload)]
+        takers = takers_of[id(workload)]
         if workload.replicas is None and workload.cards(resource) and not any(n.cards for n in takers):
             yield _at(
                 "gpu-budget",
@@ -421,6 +432,10 @@ def _named_devices(container: Container) -> tuple[int, Field]:
 
 
 def services(scene: Scene) -> Iterator[Finding]:
+    by_label: dict[tuple[str, str, str], list[Workload]] = {}
+    for workload in scene.workloads:
+        for key, value in workload.labels.items():
+            by_label.setdefault((workload.namespace, key, value), []).append(workload)
     for service in scene.of_kind("Service"):
         spec = service.field.at("spec")
         selector = spec.at("selector")
@@ -437,9 +452,9 @@ def services(scene: Scene) -> Iterator[Finding]:
                     Severity.WARNING,
                 )
             continue
-        matched = [
-            w for w in scene.workloads if w.namespace == service.namespace and selects(selector.strings, w.labels)
-        ]
+        wanted = selector.strings
+        candidates = by_label.get((service.namespace, *next(iter(wanted.items()))), ())
+        matched = [w for w in candidates if selects(wanted, w.labels)]
         running = [w for w in matched if w.runs]
         if not running:
             yield _at("service-no-endpoints", selector, service.title, *_no_endpoints(scene, service, matched))
