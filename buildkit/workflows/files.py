@@ -89,8 +89,9 @@ def create(wish: Wish) -> tuple[Written, ...]:
 
 
 def check(root: Path, wanted: tuple[str, ...] | None) -> tuple[Finding, ...]:
-    """All that is wrong: broken rules, copies that differ or are missing, copies without a source, scripts that are
-    missing. ``wanted`` None means the forges that something is installed for, of which there must be one.
+    """All that is wrong: broken rules, also in workflows that only a forge's folder holds; copies that differ, are
+    missing, or lost their source; a script that is missing. ``wanted`` None means the forges that something is
+    installed for, of which there must be one.
 
     Raises UsageError, StorageError.
     """
@@ -116,16 +117,8 @@ def check(root: Path, wanted: tuple[str, ...] | None) -> tuple[Finding, ...]:
             )
     for folder in FORGES.values():
         for path in sorted((root / folder).glob("*.y*ml")):
-            if path.name not in names and MARK in _read(path):
-                found.append(
-                    Finding(
-                        path=str(folder / path.name),
-                        line=1,
-                        rule="copy",
-                        message=f"its source {SOURCE}/{path.name} is gone",
-                        remedy="remove it",
-                    )
-                )
+            if path.name not in names:
+                found += _stray(folder / path.name, _read(path))
     return tuple(found)
 
 
@@ -147,6 +140,14 @@ def _copy(root: Path, copy: Path, data: bytes, source: str) -> list[Finding]:
             remedy="change the source, then workflows.install",
         )
     ]
+
+
+def _stray(path: Path, data: bytes) -> tuple[Finding, ...]:
+    """A workflow that a forge runs and that has no source here: it is held to the rules like any other."""
+    if MARK in data:
+        what = f"its source {SOURCE}/{path.name} is gone"
+        return (Finding(path=str(path), line=1, rule="copy", message=what, remedy="remove it"),)
+    return lint(data, str(path))
 
 
 def _setup_script(root: Path, data: bytes, shown: str) -> list[Finding]:

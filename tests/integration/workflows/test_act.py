@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.act import Run
+from support.act import Act, Run, commit
 from support.door import Door
 from support.forge import GOLDEN, IMAGE, TOKEN, USER, Forge, remove_images, stages
 
@@ -323,6 +324,24 @@ def test_a_runner_that_brings_nothing_installs_it(forge: Forge) -> None:
     run = forge.push(workflow=".github/workflows/ci.yaml", job="workflows", environ={"BUILDKIT_PYTHON": "", **environ})
     assert run.jobs["workflows"] == "success", run.table
     assert "ci-setup: installing ." in run.output("workflows")
+
+
+# The harness --------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_act_leaves_out_is_not_taken_for_green(tmp_path: Path) -> None:
+    """act ends well for a job whose runner it does not know; its result is not one."""
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    subprocess.run(["git", "init", "-q", "-b", "main", repository], check=True)
+    steps = "steps: [{name: Do nothing, run: 'true'}]"
+    (repository / "w.yaml").write_text(
+        f"on: push\njobs:\n  here: {{runs-on: ubuntu-latest, {steps}}}\n  elsewhere: {{runs-on: gpu-v100, {steps}}}\n"
+    )
+    commit(repository, "first", "2026-01-01T00:00:00Z")
+    act = Act(home=tmp_path / "home", environ={}, variables={}, secrets={})
+    run = act.push(repository, "w.yaml")
+    assert (run.code, run.jobs) == (0, {"here": "success", "elsewhere": "skipped"})
 
 
 def test_the_user_is_no_secret_and_the_token_is() -> None:

@@ -186,10 +186,13 @@ def test_install_writes_both_and_elsewhere(repository: Repository, tmp_path_fact
 
 def test_install_leaves_other_workflows_alone(repository: Repository) -> None:
     repository.run("workflows.new", "app", "--install", PIN)
-    own = repository.write(".gitea/workflows/own.yaml", "name: own\n")
+    text = "name: own\non: {push: {branches: [main]}}\npermissions: {}\njobs: {}\n"
+    own = repository.write(".gitea/workflows/own.yaml", text)
     repository.run("workflows.install")
-    assert own.read_text() == "name: own\n"
+    assert own.read_text() == text
     repository.run("workflows.check")
+    own.write_text(text.replace("permissions: {}", "env: {SHA: '${{ gitea.sha }}'}"))
+    assert ".gitea/workflows/own.yaml:3: forge-expression:" in repository.run("workflows.check", code=1)
 
 
 def _change(path: Path, old: str, new: str) -> None:
