@@ -21,6 +21,9 @@ SETUP = Path("scripts") / "ci-setup"
 FORGES: Mapping[str, Path] = {"gitea": Path(".gitea") / "workflows", "github": Path(".github") / "workflows"}
 """Gitea reads the second folder only where the first is not there, so both together start nothing twice."""
 MARK = b"# The one source is workflows/"
+"""In every workflow that ``install`` copies, made by ``create`` or by hand."""
+MADE = b": builds, checks and publishes the image of the recipe "
+"""In the first line of those that ``create`` has made."""
 State = Literal["written", "unchanged"]
 
 
@@ -80,7 +83,7 @@ def create(wish: Wish) -> tuple[Written, ...]:
     """
     text = render(wish).encode()
     path = wish.root / SOURCE / f"{wish.name}.yaml"
-    if path.exists() and MARK not in _read(path):
+    if path.exists() and MADE not in _read(path).partition(b"\n")[0]:
         raise UsageError(f"{path} is there, and was not made by this command", hint="choose another name, or remove it")
     return (
         _write(wish.root, Path(SOURCE) / path.name, text),
@@ -119,7 +122,7 @@ def check(root: Path, wanted: tuple[str, ...] | None) -> tuple[Finding, ...]:
         for path in sorted((root / folder).glob("*.y*ml")):
             if path.name not in names:
                 found += _stray(folder / path.name, _read(path))
-    return tuple(found)
+    return tuple(dict.fromkeys(found))
 
 
 def _copy(root: Path, copy: Path, data: bytes, source: str) -> list[Finding]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
+import yaml
+
 from buildkit.errors import UsageError
 from buildkit.model import Reference
 from buildkit.recipe import Recipe
@@ -58,6 +60,9 @@ def render(wish: Wish) -> str:
         "name": wish.name,
         "recipe": recipe.name,
         "branch": wish.branch,
+        "quoted_name": _quoted(wish.name),
+        "quoted_recipe": _quoted(recipe.name),
+        "quoted_branch": _quoted(wish.branch),
         "install": json.dumps(wish.install),
         "image": f"  IMAGE: {json.dumps(wish.image)}\n" if wish.image else "",
         "paths": "\n".join(f"      - {json.dumps(path)}" for path in path_filters(wish)),
@@ -70,7 +75,9 @@ def render(wish: Wish) -> str:
         "late_setup": _setup("registry", "        if: startsWith(needs.build.outputs.digest, 'sha256:')\n"),
         "credentials": _CREDENTIALS,
         "secrets": "".join(
-            f"          {secret.env}: ${{{{ secrets.{secret.env} }}}}\n" for secret in recipe.secrets if secret.env
+            f"          {name}: ${{{{ secrets.{name} }}}}\n"
+            for name in dict.fromkeys(secret.env for secret in recipe.secrets)
+            if name and name not in ("REGISTRY_USERNAME", "REGISTRY_TOKEN")  # which are there already
         ),
     }
     text = packaged("image.yaml").decode()
@@ -113,6 +120,11 @@ def _check(wish: Wish) -> None:
             f"recipe {wish.recipe.name} may build for {format_duration(timeout)}, and runners end a job after 3 hours",
             hint=f"build.timeout: at most {LONGEST_BUILD - 5}m, so that the push has its time too",
         )
+
+
+def _quoted(name: str) -> str:
+    """A name as YAML reads it as a text: ``on``, ``1e3`` and their like need quotes."""
+    return name if yaml.safe_load(name) == name else json.dumps(name)
 
 
 def _inside(root: Path, path: Path) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from buildkit.cli import program
 from buildkit.recipe import load
@@ -114,8 +115,54 @@ def test_what_new_refuses(repository: Repository, words: tuple[str, ...], named:
         assert named in repository.run("workflows.new", *words, code=2)
 
 
+def test_names_that_yaml_takes_for_something_else(repository: Repository) -> None:
+    repository.write("images/1e3/recipe.yaml", "name: '1e3'\ntags: [v1]\nsecrets: [{id: t, env: REGISTRY_TOKEN}]\n")
+    repository.write("images/1e3/Dockerfile", "FROM scratch\n")
+    repository.run("workflows.new", "on", "--recipe", "1e3", "--branch", "null", "--install", PIN)
+    text = (repository.folder / "workflows/on.yaml").read_bytes()
+    assert lint(text, "on") == ()
+    document = yaml.safe_load(text)
+    assert (document["name"], document["env"]["RECIPE"], document["env"]["MAIN_BRANCH"]) == ("on", "1e3", "null")
+    assert document[True]["push"]["branches"] == ["null"]  # YAML 1.1 takes the key on for a boolean
+
+
+def test_new_does_not_overwrite_a_workflow_made_by_hand_for_all_forges(repository: Repository) -> None:
+    own = repository.write("workflows/ci.yaml", (ROOT / "workflows/ci.yaml").read_text())
+    repository.run("workflows.new", "ci", "--recipe", "app", "--install", PIN, code=2)
+    assert own.read_text() == (ROOT / "workflows/ci.yaml").read_text()
+
+
 def test_an_installation_from_no_commit_has_to_be_told(repository: Repository) -> None:
     assert "--install" in repository.run("workflows.new", "app", code=2)
+
+
+@pytest.mark.parametrize(
+    ("url", "good"),
+    [
+        ("https://git.example.org/tools/buildkit", True),
+        ("https://user:secret@git.example.org/tools/buildkit", False),  # a password is no part of a workflow
+        ("file:///home/somebody/buildkit", False),
+    ],
+)
+def test_an_installation_from_a_commit_is_taken_for_the_runners_too(
+    repository: Repository,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    url: str,
+    good: bool,
+) -> None:
+    """What pip notes beside a package that it built from a repository (PEP 610)."""
+    place = tmp_path_factory.mktemp("site")
+    notes = place / "buildkit-0.1.0.dist-info"
+    notes.mkdir()
+    (notes / "METADATA").write_text("Metadata-Version: 2.1\nName: buildkit\nVersion: 0.1.0\n")
+    commit = "a1" * 20
+    (notes / "direct_url.json").write_text(json.dumps({"url": url, "vcs_info": {"vcs": "git", "commit_id": commit}}))
+    monkeypatch.syspath_prepend(place)
+    out = repository.run("workflows.new", "app", code=0 if good else 2)
+    assert "secret@" not in out
+    if good:
+        assert f"buildkit @ git+{url}@{commit}" in (repository.folder / "workflows/app.yaml").read_text()
 
 
 def test_a_build_that_outlives_its_runner_is_refused(repository: Repository) -> None:
