@@ -6,8 +6,9 @@ frees cards: Kubernetes does not evict a neighbour of equal priority for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from buildkit.deploy.objects import Node, Workload
@@ -76,9 +77,22 @@ class Plan:
             for pod, cards in place.pods:
                 word = "card" if len(cards) == 1 else "cards"
                 lines.append(f"  {word} {', '.join(map(str, cards))}: {pod.workload.title} (pod {pod.index})")
-        lines += [f"Pending: {p.workload.title} (pod {p.index}) wants {p.cards}" for p in self.pending]
+        lines += self._waiting()
         lines += [f"parked at 0 replicas: {w.title}" for w in self.parked]
         return "\n".join(lines)
+
+    def _waiting(self) -> Iterator[str]:
+        """A line for each workload with pods that are Pending, also those beyond ``MAX_PODS``."""
+        for _, group in groupby(self.pending, key=lambda p: id(p.workload)):
+            pods = list(group)
+            workload = pods[0].workload
+            last = pods[-1].index if workload.replicas is None else workload.replicas - 1
+            each = " each" if last > pods[0].index else ""
+            yield f"Pending: {workload.title} ({_span(pods[0].index, last)}) wants {pods[0].cards}{each}"
+
+
+def _span(first: int, last: int) -> str:
+    return f"pod {first}" if first == last else f"pods {first} to {last}"
 
 
 def place_pods(workloads: Sequence[Workload], nodes: Sequence[Node], resource: str) -> Plan:

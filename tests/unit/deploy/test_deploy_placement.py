@@ -121,6 +121,17 @@ def test_a_daemonset_takes_cards_on_each_of_its_nodes() -> None:
     assert [p.title for p in plan.pending] == ["d2-0"]
 
 
+def test_pods_that_wait_are_told_in_a_line_for_each_workload() -> None:
+    nodes = [Node(name="a", cards=2)]
+    for replicas, says in (
+        (3, ["Pending: Deployment/d1 (pod 2) wants 1"]),
+        (5, ["Pending: Deployment/d1 (pods 2 to 4) wants 1 each"]),
+        (10**9, ["Pending: Deployment/d1 (pods 2 to 999999999) wants 1 each"]),
+    ):
+        plan = place_pods([deployment(1, replicas)], nodes, GPU)
+        assert [row for row in plan.render().splitlines() if row.startswith("Pending")] == says
+
+
 def test_a_surge_needs_a_free_card() -> None:
     one = deployment(1)
     assert can_surge(place_pods([one], [Node(name="a", cards=2)], GPU), one, GPU)
