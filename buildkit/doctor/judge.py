@@ -46,7 +46,7 @@ _QUIRKS = {
     Quirk.STATUS_ONE_HIGH: "counts one byte too many when asked",
     Quirk.PATCH_ONE_HIGH: "counts one byte too many after a chunk",
     Quirk.NO_RANGE: "does not acknowledge a chunk's bytes",
-    Quirk.POISONED_SESSION: "an upload that broke off takes nothing any more",
+    Quirk.POISONED_SESSION: "takes nothing more after a chunk that broke off",
     Quirk.LOCATION_REWRITTEN: "names a wrong scheme or port for itself",
     Quirk.NO_LOCATION: "does not say where an upload goes on",
 }
@@ -449,7 +449,7 @@ def chunks(seen: ChunksSeen) -> Iterator[Finding]:
         )
     if seen.quirks:
         names = ",".join(seen.quirks)
-        words = "; ".join(f"{quirk}: it {_QUIRKS.get(quirk, 'differs')}" for quirk in seen.quirks)
+        words = "; ".join(f"{quirk} ({_QUIRKS.get(quirk, 'differs')})" for quirk in seen.quirks)
         yield _line(
             Area.REGISTRY,
             Level.NOTE,
@@ -635,7 +635,9 @@ def _by(seen: LimitSeen) -> str:
     answer = seen.by.answer
     if answer is None:
         return f"no answer: {describe(seen.by.request, seen.by.reply)}"
-    said = summary(answer)
+    said = summary(answer).removeprefix("an HTML page: ")
+    if said.startswith(str(answer.status)):
+        said = ""  # nginx's page says the status once more
     kind = (
         "an edge's page" if is_html(answer) else "the registry itself" if answer.body[:1] == b"{" else "whoever it is"
     )

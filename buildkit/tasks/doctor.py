@@ -116,7 +116,8 @@ def _verdict(report: DoctorReport) -> None:
         return
     first = report.problems[0]
     more = f", and {len(report.problems) - 1} more" if len(report.problems) > 1 else ""
-    text = f"{first.area}: {first.seen}{f': {first.means}' if first.means else ''}{more}"
+    means = f": {first.means}" if first.means and len(first.seen) + len(first.means) < 160 else ""
+    text = f"{first.area}: {first.seen}{means}{more}"
     raise (ReportedMissing if report.only_missing else ReportedFailure)(text, hint=first.remedy or None)
 
 
