@@ -578,6 +578,8 @@ def probes(scene: Scene) -> Iterator[Finding]:
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             for action in ("httpGet", "tcpSocket", "grpc"):
                 port = container.field.at(probe, action, "port")
+                if container.field.at(probe, action, "host").present:
+                    continue  # it asks someone else
                 value = port.value
                 number = _port(value)
                 if isinstance(value, str) and number is None:

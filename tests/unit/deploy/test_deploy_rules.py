@@ -157,6 +157,10 @@ def test_a_start_that_stays_at_home_is_not(command: str) -> None:
     assert not found(text)
 
 
+def test_a_probe_of_another_host_is_left_alone() -> None:
+    assert not found(SOUND.replace("{path: /, port: http}", "{path: /, port: 9000, host: 10.0.0.1}"))
+
+
 def test_pip_no_index_is_believed() -> None:
     text = SOUND.replace(
         '[serve, --port, "8000"]', '[sh, -c, pip install x]\n          env: [{name: PIP_NO_INDEX, value: "1"}]'
