@@ -312,6 +312,25 @@ def test_a_missing_gpu_is_red_where_a_runner_with_one_is_named(forge: Forge) -> 
 # The other ways in ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+def test_another_repository_runs_what_new_made(forge: Forge, tmp_path: Path, python: Path) -> None:
+    """Nothing of this repository is in it: a recipe, the workflow and its script, and a runner that has buildkit."""
+    other = tmp_path / "other"
+    shutil.copytree(forge.recipe, other / "images" / "candle-vllm")
+    subprocess.run(["git", "init", "-q", "-b", "main", other], check=True)
+    pin = f"buildkit @ git+https://git.example.org/tools/buildkit@{'a1' * 20}"
+    for words in (
+        ("new", "app", "--recipe", "candle-vllm", "--install", pin),
+        ("install", "--for", "gitea"),
+        ("check",),
+    ):
+        subprocess.run([python.parent / "buildkit", f"workflows.{words[0]}", *words[1:]], cwd=other, check=True)
+    commit(other, "first", "2026-01-01T00:00:00Z")
+    run = replace(forge, repository=other).push(workflow=".gitea/workflows/app.yaml")
+    assert run.jobs == GREEN, run.table
+    assert forge.digest("sm70") == run.outputs("build")["digest"]
+
+
 def test_the_jobs_of_this_repository_hold_its_workflows(forge: Forge) -> None:
     run = forge.push(workflow=".github/workflows/ci.yaml", job="workflows")
     assert run.jobs == {"workflows": "success", "checks": "skipped"}, run.table
