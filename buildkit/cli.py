@@ -88,6 +88,18 @@ ParseMachine.handle = _handle  # type: ignore[method-assign, assignment]
 ParseMachine.error = _error  # type: ignore[method-assign, assignment]
 
 
+class _Command(Task[Any]):
+    """Invoke's task takes the texts out of its help when its arguments are listed: here they stay, for the next time
+    (a program within a program, a reference)."""
+
+    def get_arguments(self, ignore_unknown_help: bool | None = None) -> Any:
+        kept = dict(self.help)
+        try:
+            return super().get_arguments(ignore_unknown_help)
+        finally:
+            self.help = kept
+
+
 def command(
     *,
     help: Mapping[str, str],
@@ -151,7 +163,7 @@ def command(
         run.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=[*signature.parameters.values(), *extra]
         )
-        made = task(run, name=name, positional=list(positional), help=flags, auto_shortflags=False)
+        made = task(run, name=name, positional=list(positional), help=flags, auto_shortflags=False, klass=_Command)
         return cast("Task[Any]", made)
 
     return wrap

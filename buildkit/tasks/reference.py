@@ -254,9 +254,7 @@ def documented(collection: Collection, notes: Mapping[str, Note]) -> tuple[Docum
     problems += [f"{name}: there is a note, and no such task" for name in notes if name not in tasks]
     out = []
     for name, task in tasks.items():
-        kept = dict(task.help)
-        arguments = tuple(task.get_arguments())  # takes every text out of the task's help
-        task.help = kept
+        arguments = tuple(task.get_arguments())
         problems += [f"{name}: {problem}" for argument in arguments for problem in _problems(argument)]
         if name in notes:
             problems += [
