@@ -163,6 +163,33 @@ def test_a_broken_source_is_told_with_its_own_line_and_the_rest_is_still_checked
     assert list(report.renderers.values()) == ["not rendered"]
 
 
+@pytest.mark.parametrize(
+    "entry",
+    ["https://git.example.org/base?ref=v1", "git@git.example.org:team/base", "git.example.org/team/base", "basse"],
+)
+@pytest.mark.parametrize("key", ["resources", "components"])
+def test_what_is_not_here_is_told_and_never_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, entry: str
+) -> None:
+    """A program in kustomize's place leaves a mark where it is run."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "kustomize").write_text(f"#!/bin/sh\ntouch {tmp_path}/was-run\n")
+    (tools / "kustomize").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools), prepend=":")
+    folder = tmp_path / "overlay"
+    (folder / "base").mkdir(parents=True)
+    (folder / "kustomization.yaml").write_text("resources: [base, pod.yaml]\n")
+    (folder / "base" / "kustomization.yaml").write_text(f"namespace: a\n{key}:\n  - {entry!r}\n")
+    (folder / "pod.yaml").write_text(
+        "{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {containers: [{name: a, image: 'x:1'}]}}\n"
+    )
+    report = check_manifests([folder])
+    found = {(f.rule, Path(f.file).parent.name, f.line) for f in report.findings}
+    assert found == {("kustomize", "base", 3), ("image-by-tag", "overlay", 1)}
+    assert not (tmp_path / "was-run").exists()
+
+
 def test_findings_in_a_rendering_point_at_the_source(tmp_path: Path) -> None:
     (tmp_path / "kustomization.yaml").write_text("namePrefix: x-\nresources: [app.yaml]\n")
     (tmp_path / "app.yaml").write_text(
