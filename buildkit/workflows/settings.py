@@ -113,7 +113,8 @@ def read_settings(environ: Mapping[str, str], load: Callable[[str], Recipe]) -> 
 def registry_of(environ: Mapping[str, str]) -> str:
     """HOST[:PORT]/OWNER: from the variables REGISTRY and REGISTRY_OWNER, else from the forge that runs this.
 
-    REGISTRY may have the owner in it. Repositories' names are in lower case (distribution-spec 1.1, "Pulling
+    REGISTRY may have the owner in it. Where it is given and nobody names an owner, it is taken as it is: plain
+    registries have none. Repositories' names are in lower case (distribution-spec 1.1, "Pulling
     manifests"), owners' need not be.
     """
     given = environ.get("REGISTRY", "").strip().rstrip("/")
@@ -129,9 +130,9 @@ def registry_of(environ: Mapping[str, str]) -> str:
     if path and owner:
         raise UsageError("REGISTRY has an owner in it, and REGISTRY_OWNER is set too", hint="unset one of them")
     owner = path or owner or environ.get("GITHUB_REPOSITORY_OWNER", "").strip()
-    if not owner:
-        raise UsageError("no owner is known", hint="set the variable REGISTRY_OWNER")
-    whole = f"{host}/{owner.lower()}"
+    if not owner and not given:
+        raise UsageError("no owner is known, whose packages these are", hint="set the variable REGISTRY_OWNER")
+    whole = f"{host}/{owner.lower()}" if owner else host
     try:
         Reference.parse(f"{whole}/image", default_tag=None)
     except UsageError as error:

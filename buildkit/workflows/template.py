@@ -155,9 +155,11 @@ def _setup(needs: str, condition: str) -> str:
     )
 
 
-_CREDENTIALS = """\
-          REGISTRY_USERNAME: ${{ vars.REGISTRY_USERNAME || secrets.REGISTRY_USERNAME || github.repository_owner }}
-          REGISTRY_TOKEN: ${{ secrets.REGISTRY_TOKEN || (vars.REGISTRY == 'ghcr.io' && github.token) || '' }}"""
+_USER = "vars.REGISTRY_USERNAME || secrets.REGISTRY_USERNAME || github.repository_owner || github.actor"
+_TOKEN = "secrets.REGISTRY_TOKEN || (vars.REGISTRY == 'ghcr.io' && github.token) || ''"
+_CREDENTIALS = f"""\
+          REGISTRY_USERNAME: ${{{{ {_USER} }}}}
+          REGISTRY_TOKEN: ${{{{ {_TOKEN} }}}}"""
 _GPU_NOTE = (
     "#   variable GPU_RUNNER         label of runners with a GPU; without one the smoke test is visibly NOT RUN\n"
 )

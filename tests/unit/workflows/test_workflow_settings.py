@@ -50,6 +50,7 @@ def test_nothing_is_the_default(default: bool) -> None:
         ({"REGISTRY": "packages.example.org/other/deep"}, "packages.example.org/other/deep"),
         ({"REGISTRY_OWNER": "Bots"}, "git.example.org/bots"),
         ({"REGISTRY": " ", "REGISTRY_OWNER": " "}, "git.example.org/team"),
+        ({"REGISTRY": "127.0.0.1:5000", "GITHUB_REPOSITORY_OWNER": ""}, "127.0.0.1:5000"),
     ],
 )
 def test_the_registry(environ: dict[str, str], registry: str) -> None:
