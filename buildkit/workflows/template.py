@@ -155,11 +155,11 @@ def _setup(needs: str, condition: str) -> str:
     )
 
 
-_USER = "vars.REGISTRY_USERNAME || secrets.REGISTRY_USERNAME || github.repository_owner || github.actor"
-_TOKEN = "secrets.REGISTRY_TOKEN || (vars.REGISTRY == 'ghcr.io' && github.token) || ''"
+_WHO = "vars.REGISTRY_USERNAME || secrets.REGISTRY_USERNAME || github.repository_owner || github.actor"
+_BY = "secrets.REGISTRY_TOKEN || (vars.REGISTRY == 'ghcr.io' && github.token) || ''"
 _CREDENTIALS = f"""\
-          REGISTRY_USERNAME: ${{{{ {_USER} }}}}
-          REGISTRY_TOKEN: ${{{{ {_TOKEN} }}}}"""
+          REGISTRY_USERNAME: ${{{{ {_WHO} }}}}
+          REGISTRY_TOKEN: ${{{{ {_BY} }}}}"""
 _GPU_NOTE = (
     "#   variable GPU_RUNNER         label of runners with a GPU; without one the smoke test is visibly NOT RUN\n"
 )
