@@ -55,6 +55,7 @@ _KNOWN = frozenset(
 _LISTS = _KNOWN - {"apiVersion", "kind", "metadata", "namespace", "namePrefix", "nameSuffix"}
 _LISTS -= {"commonLabels", "commonAnnotations", "generatorOptions", "sortOptions"}
 _TEXTS = ("namespace", "namePrefix", "nameSuffix")
+_MAX_DEPTH = 100
 _MAX_BASES = 500
 """Bases that are taken in, counted as often as they are: a few that name each other twice would double each time."""
 _PATH_FIELDS = ("resources", "bases", "components")
@@ -199,7 +200,7 @@ def render_subset(folder: Path) -> str:
 def source_files(folder: Path) -> Iterator[Path]:
     """The kustomization and every manifest file under it that it takes in, bases included; unreadable parts are left
     out (rendering reports them)."""
-    yield from _sources(folder.resolve(), set())
+    yield from _sources(folder.resolve())
 
 
 def read_kustomization(folder: Path) -> Field:
@@ -225,25 +226,25 @@ class _PlainDumper(yaml.SafeDumper):
 _PlainDumper.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("[yYnN]"), list("yYnN"))
 
 
-def _sources(folder: Path, seen: set[Path]) -> Iterator[Path]:
-    file = find_kustomization(folder)
-    if file is None or file in seen:
-        return
-    seen.add(file)
-    yield file
-    try:
-        root = read_kustomization(folder)
-    except UsageError:
-        return
-    for entry in (e for key in _PATH_FIELDS for e in root.at(key).texts):
-        target = _existing(folder, entry)
-        if target is None:
+def _sources(folder: Path) -> Iterator[Path]:
+    """Depth first, in the order in which they are named; each once, so that circles end."""
+    seen: set[Path] = set()
+    pending = [folder]
+    while pending:
+        target = pending.pop()
+        file = find_kustomization(target) if target.is_dir() else target
+        if file is None or file in seen or not file.is_file():
             continue
-        if target.is_dir():
-            yield from _sources(target, seen)
-        elif target.is_file() and target not in seen:
-            seen.add(target)
-            yield target
+        seen.add(file)
+        yield file
+        if not target.is_dir():
+            continue
+        try:
+            root = read_kustomization(target)
+        except UsageError:
+            continue
+        entries = [e for key in _PATH_FIELDS for e in root.at(key).texts]
+        pending += reversed([found for e in entries if (found := _existing(target, e)) is not None])
 
 
 def elsewhere(folder: Path) -> Iterator[Field]:
@@ -291,6 +292,8 @@ class _Bases:
         """The same for a base. Raises UsageError for a circle, and for too many."""
         if folder in self.around:
             raise _refuse(place, f"{place.text!r} leads back to a kustomization around it", "break the circle")
+        if len(self.around) > _MAX_DEPTH:
+            raise _refuse(place, f"bases nest deeper than {_MAX_DEPTH}", "take them in side by side")
         self.taken.append(folder)
         if len(self.taken) > _MAX_BASES:
             raise _refuse(place, f"more than {_MAX_BASES} bases", "take each base in once")
