@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
@@ -31,13 +31,15 @@ def evidence_of(report: Report, digest: Digest, platform: Platform, *, known_bad
     proven = verdicts["check"] == "pass"
     policy = check.get("policy")
     required = policy.get("require") if isinstance(policy, dict) else None
+    if not isinstance(required, list):
+        required = []
     return Evidence(
         digest=digest,
         platform=platform,
         created=report.finished,
         verdicts=MappingProxyType(verdicts),
         reasons=MappingProxyType(reasons),
-        architectures=tuple(arch for arch in required or () if isinstance(arch, str)) if proven else (),
+        architectures=tuple(arch for arch in required if isinstance(arch, str)) if proven else (),
         known_bad=known_bad if check else None,
         revisions=MappingProxyType(_revisions(report, check)),
     )
@@ -55,6 +57,22 @@ def _revisions(report: Report, check: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(entry, dict) and isinstance(entry.get("project"), str) and isinstance(entry.get("revision"), str):
             out[entry["project"]] = entry["revision"]
     return out
+
+
+def later(at: datetime, others: Iterable[datetime | None]) -> datetime:
+    """``at``, or the first millisecond after all ``others``, whichever is later.
+
+    What is attached last has to be the newest for whoever reads, also where the clock of the machine before was ahead,
+    or this one's was set back: else a failure would stay hidden behind an older pass, or a pass behind a failure.
+    """
+    at = at.replace(microsecond=at.microsecond // 1000 * 1000)
+    latest = max((other for other in others if other is not None), default=None)
+    if latest is None or at > latest:
+        return at
+    try:
+        return latest + timedelta(milliseconds=1)
+    except OverflowError:
+        return at
 
 
 def check_json(report: Report) -> bytes | None:

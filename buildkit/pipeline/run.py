@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from buildkit import __version__
-from buildkit.errors import BuildkitError, CancelledError
+from buildkit.errors import BuildkitError, CancelledError, StorageError, one_line
 from buildkit.model import Digest
 from buildkit.pipeline.stages import Job, Outcome, Stages, World
 from buildkit.report import STAGES, Report, RunInfo, Stage
 
 GATES = ("check", "smoke", "verify")
-"""What must not have failed, in this run or an earlier one, before a tag moves."""
+"""What must not have failed, in this run or an earlier one, before a tag moves. ``check`` must have passed, and so must
+``smoke`` where the recipe names levels, unless a missing GPU is allowed for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ def run_pipeline(
 
     ``earlier`` is the report to go on from and ``digest`` the image that it is about. ``url`` is the CI run's page and
     ``host`` the runner's name, for the report. ``save`` is called with the report after each stage. What goes wrong in
-    a stage is in the report. Raises CancelledError, after saving.
+    a stage is in the report. Raises what interrupts it, and what is a mistake of ours, after saving.
     """
     begun = now()
     report = _begin(job, world, earlier, digest, begun).with_run(
@@ -68,18 +69,26 @@ def run_pipeline(
     error: BuildkitError | None = None
     blocked: str | None = None
     stopped = ""
+    save(report)  # what an earlier run has left there is not about this one
     with Stages(job, world, digest=digest) as work:
         for name in stages:
             started, since = now(), clock()
             try:
                 outcome = _skipped(name, stopped, report) or _run(name, work, report, allow_missing_gpu)
             except (KeyboardInterrupt, CancelledError):
-                stopped_at = Outcome(verdict="fail", reason="interrupted")
-                save(_noted(report, work, name, stopped_at, started, clock() - since, now()))
+                outcome = Outcome(verdict="fail", reason="interrupted")
+                save(_noted(report, work, name, outcome, started, clock() - since, now()))
                 raise
-            except BuildkitError as problem:
-                error = error or problem
-                outcome = Outcome(verdict="fail", reason=str(problem))
+            except (BuildkitError, OSError) as problem:
+                told = _told(problem)
+                error = error or told
+                outcome = Outcome(verdict="fail", reason=str(told))
+            except Exception as problem:
+                outcome = Outcome(
+                    verdict="fail", reason=one_line(f"internal error: {type(problem).__name__}: {problem}")
+                )
+                save(_noted(report, work, name, outcome, started, clock() - since, now()))
+                raise
             error = error or outcome.error
             report = _noted(report, work, name, outcome, started, clock() - since, now())
             save(report)
@@ -88,13 +97,33 @@ def run_pipeline(
                 stopped = stopped or f"{name} failed"
             elif outcome.verdict == "not-run" and not allow_missing_gpu:
                 blocked, stopped = blocked or name, stopped or f"{name} was not run"
-        if "promote" in stages and "attach" in stages and not stopped:
-            # Attached once more: the first one had to be there before the tag moved, and could not tell of that.
+        if _verdict(report, stages, "attach") == "pass" and _verdict(report, stages, "promote") in ("pass", "fail"):
+            # Attached once more: the first one had to be there before a tag moved, and could not tell of that.
+            started, since = now(), clock()
             try:
                 work.attach(report)
-            except BuildkitError as problem:
-                error = problem
+            except (BuildkitError, OSError) as problem:
+                told = _told(problem)
+                outcome = Outcome(verdict="fail", reason=f"once more, after promote: {told}")
+                report = _noted(report, work, "attach", outcome, started, clock() - since, now())
+                save(report)
+                world.shown.say(f"attach: fail: {outcome.reason}")
+                error = error or told
     return PipelineResult(report=report, error=error, blocked=blocked)
+
+
+def _told(problem: BuildkitError | OSError) -> BuildkitError:
+    """What is said of it in the report. A full disk may show anywhere, also where no module expects it."""
+    if isinstance(problem, BuildkitError):
+        return problem
+    place = f"{problem.filename}: " if problem.filename else ""
+    return StorageError(f"{place}{problem.strerror or problem}")
+
+
+def _verdict(report: Report, stages: Sequence[str], name: str) -> str:
+    """Of this run's stage; empty where this run has none of that name."""
+    stage = report.stage(name) if name in stages else None
+    return stage.verdict if stage is not None else ""
 
 
 def _begin(job: Job, world: World, earlier: Report | None, digest: Digest | None, at: datetime) -> Report:
@@ -139,23 +168,26 @@ def _run(name: str, work: Stages, report: Report, allow_missing_gpu: bool) -> Ou
         case "attach":
             return work.attach(report)
         case "promote":
-            held = _held_back(report, allow_missing_gpu)
+            held = _held_back(report, allow_missing_gpu, proving=bool(work.job.smoke.levels))
             return Outcome(verdict="fail", reason=held) if held else work.promote()
     raise AssertionError(name)
 
 
-def _held_back(report: Report, allow_missing_gpu: bool) -> str:
-    """Why no tag may move to this image; empty where one may."""
-    if report.stage("check") is None:
+def _held_back(report: Report, allow_missing_gpu: bool, *, proving: bool) -> str:
+    """Why no tag may move to this image; empty where one may. ``proving``: the recipe names what smoke is to run."""
+    check = report.stage("check")
+    if check is None or check.verdict in ("skipped", "not-run"):
         return "no tag moves to an image that was not checked: run the stage check"
     for name in GATES:
         stage = report.stage(name)
-        if stage is None:
-            continue
-        if stage.verdict == "fail":
-            return f"no tag moves to an image that failed {name}: {stage.reason}"
-        if stage.verdict == "not-run" and not allow_missing_gpu:
-            return f"no tag moves: {name} was not run ({stage.reason}); --allow-missing-gpu lets it pass, untested"
+        verdict = stage.verdict if stage is not None else "skipped"
+        reason = stage.reason if stage is not None else ""
+        if verdict == "fail":
+            return f"no tag moves to an image that failed {name}: {reason}"
+        missing = verdict == "not-run" or (verdict == "skipped" and name == "smoke" and proving)
+        if missing and not allow_missing_gpu:
+            why = f" ({reason})" if reason else ""
+            return f"no tag moves: {name} was not run{why}; --allow-missing-gpu lets it pass, untested"
     return ""
 
 

@@ -6,19 +6,19 @@ failure means for those behind it, is ``run.py``'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from buildkit.build import BuildOptions, BuildResult, build, git
+from buildkit.build import BuildOptions, BuildResult, build, git, labels
 from buildkit.check import run_check
 from buildkit.check.recipe import policy_of
 from buildkit.check.start import StartProof, prove_start
 from buildkit.deploy.attached import default_policy
 from buildkit.doctor import DoctorOptions, diagnose
 from buildkit.engine import Engine
-from buildkit.errors import BuildkitError, MissingComponentError, NotFoundError, UsageError
+from buildkit.errors import BuildkitError, ImageError, MissingComponentError, NotFoundError, UsageError
 from buildkit.evidence import (
     KINDS,
     attach_all,
@@ -35,10 +35,10 @@ from buildkit.image.cache import BlobCache
 from buildkit.image.source import ImageSource
 from buildkit.image.transports import Location
 from buildkit.model import Digest, Reference
-from buildkit.pipeline.evidence import check_json, evidence_of
+from buildkit.pipeline.evidence import check_json, evidence_of, later
 from buildkit.pipeline.plan import Tags, divide_tags
 from buildkit.pipeline.timeline import Recorder
-from buildkit.promote import promote
+from buildkit.promote import PromoteResult, promote
 from buildkit.push import PushOptions, Target, push
 from buildkit.recipe import Recipe
 from buildkit.registry import CancelToken, Credentials, RegistryClient
@@ -110,7 +110,10 @@ class Stages:
         self.tags: tuple[str, ...] = ()
         self.before: tuple[Layer, ...] = ()
         self.after: tuple[Layer, ...] | None = None
-        self._source = job.source
+        self._named = job.source
+        self._pinned: str | None = None
+        self._identity: Digest | None = None
+        self._labels: Mapping[str, str] | None = None
         self._built: BuildResult | None = None
         self._divided: ImageSource | None = None
         self._engine: Engine | None = None
@@ -146,7 +149,9 @@ class Stages:
         recipe, options = self.job.recipe, self.job.build
         engine = None if options.builder or recipe.build.builder else self.engine()
         built = build(recipe, engine, options, self.world.shown.say)
-        self._built, self._source = built, built.source
+        self._built, self._named = built, built.source
+        self._pinned = self._labels = None
+        self._identity = built.image_id if built.output else None
         self._note_layers()
         names = ", ".join(built.names)
         return Outcome(verdict="pass", reason=f"{names} with {built.backend}", data=built.to_json())
@@ -158,7 +163,9 @@ class Stages:
         if place.kind == "docker-daemon" and place.name is not None:
             name = place.name
             prove = lambda: prove_start(self.engine(), name, self.job.recipe.start)  # noqa: E731
-        report = run_check(source, policy_of(self.job.recipe), open_image=self.world.open_source, prove=prove)
+        with self._opened() as image:
+            report = run_check(image, policy_of(self.job.recipe), prove=prove)
+        report = replace(report, source=self._named or source)  # people know it by its name
         return Outcome(verdict="pass" if report.ok else "fail", reason=report.summary(), data=report.to_json())
 
     def smoke(self) -> Outcome:
@@ -187,7 +194,7 @@ class Stages:
         options = SplitOptions(
             limit=self.world.client.options.body_limit, codec=self.job.push.codec, threads=self.job.push.threads
         )
-        whole = self._resources.enter_context(self.world.open_source(self.source()))
+        whole = self._resources.enter_context(self._opened())
         done = self._resources.enter_context(split_image(whole, options))
         report = done.report
         self._divided = done.image
@@ -208,7 +215,7 @@ class Stages:
 
     def push(self) -> Outcome:
         with ExitStack() as stack:
-            source = self._divided or stack.enter_context(self.world.open_source(self.source()))
+            source = self._divided or stack.enter_context(self._opened())
             tags = self.plan_tags(source.image_id)
             target = Target(repository=self.job.repository, tags=tags.fixed)
             stack.enter_context(self.world.shown.push())
@@ -222,7 +229,11 @@ class Stages:
                 cancel=self.world.cancel,
             )
         self.digest, self.tags = report.manifest.digest, tags.fixed
-        self._note_layers()
+        try:
+            self._note_layers()
+        except BuildkitError as error:
+            # The image is there, whatever becomes of a look at it: that is the stage verify's.
+            self.world.shown.say(f"note: the sizes of the layers as pushed are not known: {error}")
         what = "is up to date" if report.up_to_date else f"{format_size(report.bytes_sent)} sent"
         return Outcome(verdict="pass", reason=f"{target}: {what}", data=report.to_json())
 
@@ -239,18 +250,19 @@ class Stages:
         # What is attached is complete, with this very stage: it is there once it has passed.
         told = report.with_stage(Stage(name="attach", verdict="pass", reason="attached", started=report.finished))
         evidence = evidence_of(told, image.digest, self.job.recipe.platform, known_bad=default_policy().known_bad)
+        listed = list_artifacts(self.world.client, image)
+        created = later(told.finished, [known.created for known in listed if known.kind in KINDS.values()])
         artifacts = [
-            evidence_artifact(evidence),
-            report_artifact(told.dump(), to_html(told).encode("utf-8", "backslashreplace"), created=told.finished),
+            evidence_artifact(replace(evidence, created=created)),
+            report_artifact(told.dump(), to_html(told).encode("utf-8", "backslashreplace"), created=created),
         ]
         check = check_json(report)
         if check is not None:
-            artifacts.append(check_artifact(check, created=told.finished))
-        listed = list_artifacts(self.world.client, image)
+            artifacts.append(check_artifact(check, created=created))
         if newest(listed, "sbom") is None:
             self.world.shown.say("reading what is installed in the image")
             check_data = report.stage("check")
-            with self.world.open_source(self.source()) as source:
+            with self._opened() as source:
                 bill = make_sbom(source, image=image, check=check_data.data if check_data else None)
             artifacts.append(sbom_artifact(bill))
         descriptors = attach_all(self.world.client, image, artifacts)
@@ -268,14 +280,16 @@ class Stages:
         moving = self.plan_tags(image.digest).moving
         if not moving:
             return Outcome(verdict="skipped", reason=f"recipe {self.job.recipe.name} has no tag that moves")
-        results = [
-            promote(self.world.client, image, tag, ancestry=self._ancestry, say=self.world.shown.say) for tag in moving
-        ]
-        self.tags = (*self.tags, *(tag for tag, done in zip(moving, results, strict=True) if done.moved))
+        results: dict[str, PromoteResult] = {}
+        for tag in moving:
+            done = promote(self.world.client, image, tag, ancestry=self._ancestry, say=self.world.shown.say)
+            results[tag] = done
+            if done.moved:
+                self.tags = (*self.tags, tag)  # at once: the next one may fail
         return Outcome(
-            verdict="pass" if all(done.ok for done in results) else "fail",
-            reason="; ".join(f"{tag}: {done.reason}" for tag, done in zip(moving, results, strict=True)),
-            data={"tags": {tag: done.to_json() for tag, done in zip(moving, results, strict=True)}},
+            verdict="pass" if all(done.ok for done in results.values()) else "fail",
+            reason="; ".join(_moved(image, tag, done) for tag, done in results.items()),
+            data={"tags": {tag: done.to_json() for tag, done in results.items()}},
         )
 
     # What they share -------------------------------------------------------------------------------------------------
@@ -287,10 +301,35 @@ class Stages:
         return self._engine
 
     def source(self) -> str:
-        """The image as a transport's text: as it was built, else as it is in the registry."""
-        if self._source is not None:
-            return self._source
-        return f"docker://{self.image()}"
+        """The image as a transport's text: as it was built, else as it is in the registry.
+
+        In the engine by its id: another build may give the name to another image between two stages.
+        """
+        if self._pinned is not None:
+            return self._pinned
+        if self._named is None:
+            return f"docker://{self.image()}"
+        place = Location.parse(self._named)
+        self._pinned = self._named
+        if place.kind == "docker-daemon" and place.name is not None:
+            found = self.engine().inspect(str(self._built.image_id) if self._built else place.name)
+            self._pinned, self._labels = f"docker-daemon:{found.id}", found.labels
+        return self._pinned
+
+    @contextmanager
+    def _opened(self) -> Iterator[ImageSource]:
+        """The image of ``source``; the same one each time. Raises ImageError where a file has become another."""
+        text = self.source()
+        with self.world.open_source(text) as source:
+            if self._identity not in (None, source.image_id):
+                raise ImageError(
+                    f"{text} has become another image since this run began",
+                    hint="run it again; two runs at once need a work tree each",
+                )
+            self._identity = source.image_id
+            if self._labels is None and source.random_access:
+                self._labels = source.config().labels
+            yield source
 
     def image(self) -> Reference:
         """The image in the registry, by its digest."""
@@ -302,8 +341,8 @@ class Stages:
 
     def local_image(self) -> str:
         """The image's name in the engine, which fetches it where it has been pushed from another machine."""
-        if self._source is not None:
-            place = Location.parse(self._source)
+        if self._named is not None:
+            place = Location.parse(self.source())
             if place.kind == "docker-daemon" and place.name is not None:
                 return place.name
         image, engine = self.image(), self.engine()
@@ -329,21 +368,30 @@ class Stages:
 
     @property
     def revision(self) -> str | None:
-        """The commit that the image was built from, as far as this run knows."""
-        return self._built.revision if self._built else git.facts([self.job.recipe.folder]).revision
+        """The commit that the image was built from, as far as this run knows: not what the work tree has by now."""
+        if self._built is not None:
+            return self._built.revision
+        if self._named is None and self.digest is None:
+            return git.facts([self.job.recipe.folder]).revision
+        return self._labels.get(labels.REVISION) if self._labels else None
 
     def _ancestry(self, old: str, new: str) -> bool | None:
         return git.is_ancestor(old, new, self.job.recipe.folder)
 
     def _note_layers(self) -> None:
         """The layers as far as they are known: before a push their tars, after it what lies in the registry."""
-        text = f"docker://{self.image()}" if self.digest else self.source()
-        with self.world.open_source(text) as source:
+        pushed = self.world.open_source(f"docker://{self.image()}") if self.digest else self._opened()
+        with pushed as source:
             found = layers_of(source)
         if self._divided is None:
             self.before = found
         else:
             self.after = found
+
+
+def _moved(image: Reference, tag: str, done: PromoteResult) -> str:
+    way_out = "" if done.ok else f" (`buildkit promote {image} --tag {tag} --force` moves it)"
+    return f"{tag}: {done.reason}{way_out}"
 
 
 def layers_of(source: ImageSource) -> tuple[Layer, ...]:

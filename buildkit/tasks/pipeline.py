@@ -25,8 +25,9 @@ from buildkit.pipeline.stages import MARK
 from buildkit.progress import display
 from buildkit.push import PushOptions
 from buildkit.recipe import Recipe, push_target
-from buildkit.registry import CancelToken, RegistryClient
+from buildkit.registry import CancelToken, Credentials, RegistryClient
 from buildkit.report import Report, to_html, to_markdown
+from buildkit.report.markdown import escape
 from buildkit.smoke import SmokeOptions
 from buildkit.tasks import actions, flags, resolve
 from buildkit.tasks.images import parse_arguments, parse_backend, parse_timeout
@@ -103,54 +104,58 @@ def pipeline(
     quiet: bool = False,
 ) -> None:
     """Build, check, smoke-test and push an image, attach the evidence, move the tag, and write a report."""
-    recipe = resolve.recipe_named(name)
-    known = _resumed(resume)
-    wanted = parse_stages(stages) if stages or not known else RESUMED
-    if known and (wrong := set(wanted) & {"preflight", "build", "split", "push"}):
-        raise UsageError(
-            f"--resume goes on from an image that is pushed: {', '.join(sorted(wrong))} comes before that",
-            hint=f"--stages {','.join(RESUMED)}",
+    with _in_summary(name or resolve.DEFAULT_RECIPE):
+        recipe = resolve.recipe_named(name)
+        known = _resumed(resume)
+        wanted = parse_stages(stages) if stages or not known else RESUMED
+        if known and (wrong := set(wanted) & {"preflight", "build", "split", "push"}):
+            raise UsageError(
+                f"--resume goes on from an image that is pushed: {', '.join(sorted(wrong))} comes before that",
+                hint=f"--stages {','.join(RESUMED)}",
+            )
+        where = _target(recipe, to, known)
+        building = BuildOptions(
+            backend=parse_backend(backend),
+            builder=builder or None,
+            arguments=parse_arguments(build_arg),
+            source_url=source_url or None,
+            source_revision=source_revision or None,
+            timeout=parse_timeout(timeout),
+            rebuild=rebuild,
+            ignore_disk=ignore_disk,
         )
-    where = _target(recipe, to, known)
-    building = BuildOptions(
-        backend=parse_backend(backend),
-        builder=builder or None,
-        arguments=parse_arguments(build_arg),
-        source_url=source_url or None,
-        source_revision=source_revision or None,
-        timeout=parse_timeout(timeout),
-        rebuild=rebuild,
-        ignore_disk=ignore_disk,
-    )
-    if dry_run or bool(context.config.run.dry):
-        _tell(recipe, where, wanted, building, known, json=json)
-        return
-    host = flags.engine_host(engine)
-    options = flags.registry_options(
-        recipe,
-        limit=limit,
-        edge=edge,
-        parallel=parallel,
-        retries=retries,
-        plain_http=plain_http,
-        insecure=insecure,
-        ca_bundle=ca_bundle,
-    )
-    who = flags.credentials(where.registry, username=username, password_stdin=password_stdin)
-    job = Job(
-        recipe=recipe,
-        repository=replace(where, tag=None, digest=None),
-        wanted=where.tag,
-        build=building,
-        smoke=SmokeOptions(levels=recipe.smoke.levels, dtype=recipe.smoke.dtype, allow_missing_gpu=allow_missing_gpu),
-        push=PushOptions(codec=recipe.push.codec or DEFAULT_CODEC, threads=flags.threads(threads)),
-        split=split or recipe.push.split,
-    )
-    if known is None and "build" not in wanted and set(wanted) - {"preflight"}:
-        chosen = resolve.choose(recipe.name, engine_host=host)
-        job = replace(job, source=chosen.source, tags=chosen.tags)
-    folder = Path(report or Path(".buildkit") / "report" / recipe.name)
-    saved = _Saved(folder)
+        if dry_run or bool(context.config.run.dry):
+            _tell(recipe, where, wanted, building, known, json=json)
+            return
+        host = flags.engine_host(engine)
+        options = flags.registry_options(
+            recipe,
+            limit=limit,
+            edge=edge,
+            parallel=parallel,
+            retries=retries,
+            plain_http=plain_http,
+            insecure=insecure,
+            ca_bundle=ca_bundle,
+        )
+        who = flags.credentials(where.registry, username=username, password_stdin=password_stdin)
+        job = Job(
+            recipe=recipe,
+            repository=replace(where, tag=None, digest=None),
+            wanted=where.tag,
+            build=building,
+            smoke=SmokeOptions(
+                levels=recipe.smoke.levels, dtype=recipe.smoke.dtype, allow_missing_gpu=allow_missing_gpu
+            ),
+            push=PushOptions(codec=recipe.push.codec or DEFAULT_CODEC, threads=flags.threads(threads)),
+            split=split or recipe.push.split,
+        )
+        _keep_out(building, who, where.registry)
+        if known is None and "build" not in wanted and set(wanted) - {"preflight"}:
+            chosen = resolve.choose(recipe.name, engine_host=host)
+            job = replace(job, source=chosen.source, tags=chosen.tags)
+        folder = Path(report or Path(".buildkit") / "report" / recipe.name)
+        saved = _Saved(folder)
     cancel = CancelToken()
     with ExitStack() as stack:
         shown = Recorder(stack.enter_context(display(quiet=quiet)))
@@ -171,12 +176,16 @@ def pipeline(
             shown=shown,
             cancel=cancel,
         )
+        with _in_summary(recipe.name):
+            earlier = _earlier(client, known) if known else None
+        if earlier is not None:
+            job = replace(job, tags=_tags_then(recipe, building, earlier))
         try:
             result = run_pipeline(
                 job,
                 world,
                 stages=wanted,
-                earlier=_earlier(client, known) if known else None,
+                earlier=earlier,
                 digest=known.digest if known else None,
                 allow_missing_gpu=allow_missing_gpu,
                 url=_run_url(os.environ),
@@ -187,20 +196,22 @@ def pipeline(
             problem = saved.finish()
             if problem is not None:
                 shown.say(f"note: {problem}")
-    _conclude(result, folder, json=json, quiet=quiet)
-    if problem is not None:
-        raise problem
+    _conclude(result, folder, problem, json=json, quiet=quiet)
 
 
-def _conclude(result: PipelineResult, folder: Path, *, json: bool, quiet: bool) -> None:
-    """Print the result; a failure is raised as the exit code that it stands for."""
+def _conclude(result: PipelineResult, folder: Path, unwritten: StorageError | None, *, json: bool, quiet: bool) -> None:
+    """Print the result; a failure is raised as the exit code that it stands for. ``unwritten`` is what could not be
+    written down of it: a failure too, but a smaller one."""
     report = result.report
     outputs: dict[str, str] = {"verdict": report.verdict}
     if report.digest is not None:
         outputs |= {"digest": str(report.digest), "image": report.pull or ""}
-    actions.write_outputs(outputs)
+    try:
+        actions.write_outputs(outputs)
+    except StorageError as error:
+        unwritten = unwritten or error
     if json:
-        emit_json({"ok": result.exit_code == 0, **report.to_json()})
+        emit_json({"ok": result.exit_code == 0 and unwritten is None, **report.to_json()})
     elif quiet:
         print(report.digest or report.verdict)
     else:
@@ -208,14 +219,45 @@ def _conclude(result: PipelineResult, folder: Path, *, json: bool, quiet: bool) 
         if report.pull:
             print(f"pull:   {report.pull}")
         print(f"report: {folder / 'report.html'}")
+    also = f"; also, {unwritten.message}" if unwritten is not None else ""
     if result.error is not None and result.exit_code != 1:
-        failure: BuildkitError = NotAllRun(report.reason) if result.exit_code == 3 else ReportedFailure(report.reason)
+        failure: BuildkitError = (
+            NotAllRun(report.reason + also) if result.exit_code == 3 else ReportedFailure(report.reason + also)
+        )
         failure.exit_code = result.exit_code
         raise failure
     if result.exit_code == 3:
-        raise NotAllRun(report.reason, hint="--allow-missing-gpu lets this pass, untested")
+        raise NotAllRun(report.reason + also, hint="--allow-missing-gpu lets this pass, untested")
     if result.exit_code:
-        raise ReportedFailure(report.reason)
+        raise ReportedFailure(report.reason + also)
+    if unwritten is not None:
+        raise ReportedFailure(f"all is done, but {unwritten.message}", hint=unwritten.hint)
+
+
+@contextlib.contextmanager
+def _in_summary(name: str) -> Iterator[None]:
+    """What ends a run before there is a report of it is on the job's page all the same."""
+    try:
+        yield
+    except BuildkitError as error:
+        # A page that cannot be written hides nothing: the error itself goes on.
+        with contextlib.suppress(StorageError):
+            actions.append_summary(f"## {escape(one_line(name, 100))}: fail\n\n{escape(str(error))}")
+        raise
+
+
+def _keep_out(building: BuildOptions, who: Credentials, registry: str) -> None:
+    """Build arguments stay readable in the image: the registry's token must not be one."""
+    if not building.arguments:
+        return
+    known = who.lookup(registry)
+    secret = known.password if known is not None else None
+    for name, value in building.arguments.items():
+        if secret and secret in value:
+            raise UsageError(
+                f"--build-arg {name} holds the registry's password, and whoever has the image could read it",
+                hint="name it under secrets in the recipe, and use RUN --mount=type=secret",
+            )
 
 
 def _resumed(text: str) -> Reference | None:
@@ -252,6 +294,14 @@ def _earlier(client: RegistryClient, image: Reference) -> Report | None:
     return report
 
 
+def _tags_then(recipe: Recipe, building: BuildOptions, earlier: Report) -> tuple[str, ...]:
+    """The recipe's tags for the image to go on with; only the work tree that it comes from can tell."""
+    own = facts([recipe.folder, recipe.context_path])
+    if own.revision is None or own.revision != earlier.revision:
+        return ()
+    return tuple(name.rpartition(":")[2] for name in plan(recipe, own, None, building).names)
+
+
 def _tell(
     recipe: Recipe,
     where: Reference,
@@ -277,15 +327,17 @@ def _tell(
                 "name": recipe.name,
                 "stages": list(stages),
                 "repository": where.name,
-                "fixed": list(tags.fixed),
-                "moving": list(tags.moving),
+                "fixed": list(tags.fixed) if "push" in stages else [],
+                "moving": list(tags.moving) if "promote" in stages else [],
                 "resume": str(known) if known else None,
             }
         )
         return
     print(f"{recipe.name}: {', '.join(stages)}" + (f", going on from {known}" if known else ""))
-    print(f"would push {where.name} as {', '.join(tags.fixed)}")
-    print(f"would then move {', '.join(tags.moving)}" if tags.moving else "no tag would move")
+    if "push" in stages:
+        print(f"would push {where.name} as {', '.join(tags.fixed)}")
+    moving = tags.moving if "promote" in stages else ()
+    print(f"would then move {', '.join(moving)}" if moving else "no tag would move")
 
 
 def _run_url(environ: Mapping[str, str]) -> str | None:
@@ -305,6 +357,9 @@ class _Saved:
         self._problem: StorageError | None = None
         with _told(folder):
             folder.mkdir(parents=True, exist_ok=True)
+            for name in ("report.json", "report.html", "summary.md"):
+                # Of an earlier run: should this one be killed, nobody shall take that for its report.
+                (folder / name).unlink(missing_ok=True)
 
     def save(self, report: Report) -> None:
         self._report = report
