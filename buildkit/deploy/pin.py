@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from buildkit.deploy.documents import read_documents, read_file
 from buildkit.deploy.evidence import Evidence, EvidencePolicy, EvidenceReader, Objection, judge
 from buildkit.deploy.kustomize import FILE_NAMES, elsewhere, find_kustomization, read_kustomization, source_files
 from buildkit.deploy.rules import parse_image
+from buildkit.disk import write_atomic
 from buildkit.errors import BuildkitError, CheckFailedError, StorageError, UsageError, one_line
 from buildkit.model import Reference
 
@@ -288,14 +287,6 @@ def _replace(file: Path, text: str) -> None:
     """Write beside the file and move it over; rights stay."""
     try:
         mode = file.stat().st_mode & 0o7777
-        descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as handle:
-                handle.write(text)
-            os.chmod(name, mode)
-            os.replace(name, file)
-        except BaseException:
-            os.unlink(name)
-            raise
+        write_atomic(file, text.encode(), mode=mode)
     except OSError as error:
         raise StorageError(f"{file} cannot be written: {error.strerror or error}") from error

@@ -24,7 +24,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from buildkit.registry.state import flush, read_json, write_atomic
+from buildkit.disk import flush, write_atomic
+from buildkit.registry.state import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from buildkit.registry.state import read_json, write_atomic
+from buildkit.disk import write_atomic
+from buildkit.registry.state import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

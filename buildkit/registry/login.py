@@ -17,6 +17,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from buildkit.disk import write_atomic
 from buildkit.errors import StorageError, UsageError
 from buildkit.model import is_registry_host
 from buildkit.registry.client import RegistryClient
@@ -32,7 +33,6 @@ from buildkit.registry.credentials import (
     load_docker_config,
 )
 from buildkit.registry.options import RegistryOptions
-from buildkit.registry.state import write_atomic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
+from buildkit.disk import write_atomic
 from buildkit.errors import MissingComponentError, StorageError
 from buildkit.stack.process import Process
 
@@ -148,15 +147,7 @@ def save(state: StackState) -> None:
     """Write the state file, whole or not at all. Raises StorageError."""
     path = state.folder / "state.json"
     try:
-        handle, name = tempfile.mkstemp(dir=state.folder, prefix=".state-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(state.to_json(), file, indent=2)
-                file.write("\n")
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        write_atomic(path, json.dumps(state.to_json(), indent=2).encode() + b"\n", durable=False)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
 

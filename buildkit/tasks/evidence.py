@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +13,7 @@ from rich.table import Table
 
 from buildkit.build.git import is_ancestor
 from buildkit.cli import ReportedFailure, command, emit_json
+from buildkit.disk import write_atomic
 from buildkit.errors import NotFoundError, StorageError, UsageError
 from buildkit.evidence import KINDS, ArtifactFile, Overview, fetch, overview
 from buildkit.evidence.artifact import is_file_name
@@ -177,10 +176,7 @@ def _write(files: tuple[ArtifactFile, ...], out: str) -> list[str]:
     wanted = [(place / _name(f, n), f) for n, f in enumerate(files, 1)] if place.is_dir() else [(place, files[0])]
     for path, file in wanted:
         try:
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name[:40]}-", delete=False) as handle:
-                handle.write(file.data)
-            os.chmod(handle.name, 0o644)
-            os.replace(handle.name, path)
+            write_atomic(path, file.data, mode=0o644, durable=False)
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error.strerror}") from error
     return [str(path) for path, _ in wanted]

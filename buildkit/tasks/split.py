@@ -138,7 +138,7 @@ def split(
         if verified is not None:
             console.print(verified)
     if verified is not None and not verified.passed:
-        raise ReportedFailure(f"{destination} is not the same image", hint="delete it, and report this: it must not happen")
+        raise ReportedFailure(f"{destination} is not the same image", hint="delete it, and report this")
 
 
 def _check_apart(source: str, destination: str) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from buildkit.disk import write_atomic
 from buildkit.errors import StorageError, UsageError
 from buildkit.workflows import tree
 from buildkit.workflows.rules import Finding, lint
@@ -225,16 +225,7 @@ def _write(root: Path, name: Path, data: bytes, *, mode: int = 0o644) -> Written
     try:
         if path.is_file() and path.read_bytes() == data and os.access(path, os.X_OK) == bool(mode & 0o100):
             return Written(path=name, state="unchanged")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with open(handle, "wb") as file:
-                file.write(data)
-            os.chmod(temporary, mode)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_atomic(path, data, mode=mode, durable=False)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
     return Written(path=name, state="written")
