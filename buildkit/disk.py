@@ -8,13 +8,14 @@ import secrets
 from pathlib import Path
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True, parents: bool = False) -> None:
     """Replace ``path`` by ``data``: other processes see the old content or the new, never a part.
 
     ``durable``: after a power failure as well, once this returns; without it whoever cares calls ``flush`` later.
-    Raises OSError, and leaves no temporary file behind when it does.
+    ``parents``: make the folders above it. Raises OSError, and leaves no temporary file behind when it does.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if parents:
+        path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -156,7 +156,7 @@ class JournalEntry:
             "chunk": point.chunk,
             "time": datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds"),
         }
-        write_atomic(self._path, json.dumps(entry, indent=1).encode(), durable=False)
+        write_atomic(self._path, json.dumps(entry, indent=1).encode(), durable=False, parents=True)
         _flusher.ask(self._path)
 
     def clear(self) -> None:

@@ -79,7 +79,7 @@ class LimitStore:
             if limit is not None:
                 merged[host] = limit
             document = {name: value.to_json() for name, value in sorted(merged.items())}
-            write_atomic(self._path, json.dumps({"version": 1, "limits": document}, indent=1).encode())
+            write_atomic(self._path, json.dumps({"version": 1, "limits": document}, indent=1).encode(), parents=True)
 
 
 def _load(path: Path) -> dict[str, LearnedLimit]:

@@ -133,7 +133,7 @@ def _edit(path: Path, change: Any) -> None:
             if not isinstance(config.setdefault("auths", {}), dict):
                 raise UsageError(f"{path}: auths is not an object")
             change(config)
-            write_atomic(target, json.dumps(config, indent="\t").encode() + b"\n", mode=0o600)
+            write_atomic(target, json.dumps(config, indent="\t").encode() + b"\n", parents=True)
     except (OSError, Timeout) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is locked or not writable"
         raise StorageError(f"{path}: {reason}") from error

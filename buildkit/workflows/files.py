@@ -225,7 +225,7 @@ def _write(root: Path, name: Path, data: bytes, *, mode: int = 0o644) -> Written
     try:
         if path.is_file() and path.read_bytes() == data and os.access(path, os.X_OK) == bool(mode & 0o100):
             return Written(path=name, state="unchanged")
-        write_atomic(path, data, mode=mode, durable=False)
+        write_atomic(path, data, mode=mode, durable=False, parents=True)
     except OSError as error:
         raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
     return Written(path=name, state="written")
