@@ -244,11 +244,7 @@ class Documented:
 
 
 def documented(collection: Collection, notes: Mapping[str, Note]) -> tuple[Documented, ...]:
-    """All tasks, in the order in which they are registered. Raises IncompleteError.
-
-    Can be called once in a process: invoke takes each help text out of its task as it reads it, so the first one who
-    asks is the only one who gets it.
-    """
+    """All tasks, in the order in which they are registered. Raises IncompleteError."""
     tasks = dict(_walk(collection))
     problems = [f"{name}: add a note to NOTES in {__file__}" for name in tasks if name not in notes]
     problems += [f"{name}: there is a note, and no such task" for name in notes if name not in tasks]
