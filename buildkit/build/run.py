@@ -20,13 +20,15 @@ from buildkit.build.plan import BuildOptions, BuildPlan, command, needs_buildkit
 from buildkit.build.process import run
 from buildkit.build.secrets import SecretPlaces, places
 from buildkit.engine import Engine
-from buildkit.errors import EngineError, FormatError, RecipeError, StorageError
+from buildkit.errors import EngineError, FormatError, RecipeError, StorageError, one_line
 from buildkit.model import Digest, load_json_object
 from buildkit.recipe import Recipe
 from buildkit.units import format_duration, format_size
 
 Say = Callable[[str], None]
 _ID_FILE_LIMIT = 4096
+_NO_SPACE = "no space left on device"
+"""What the C library calls ENOSPC, in every program's words."""
 _METADATA_LIMIT = 4 * 2**20
 
 
@@ -109,16 +111,17 @@ def build(
     if facts.dirty:
         say(f"note: the files of {recipe.name} differ from commit {(facts.revision or '')[:12]}")
     output = None
-    if builder is not None:
-        output = (options.output or Path(".buildkit") / f"{recipe.name}.oci.tar").absolute()
-        image_id = _build_with_builder(planned, chosen, builder, output, secret_places, say, environ)
-    else:
-        assert engine is not None, "an engine is needed without a builder"
-        if chosen.client is None:
-            image_id = _build_classic(planned, engine, say)
+    with _FullDisk(recipe.name, say) as heard:
+        if builder is not None:
+            output = (options.output or Path(".buildkit") / f"{recipe.name}.oci.tar").absolute()
+            image_id = _build_with_builder(planned, chosen, builder, output, secret_places, heard.say, environ)
         else:
-            image_id = _build_with_client(planned, chosen, engine, secret_places, say, environ)
-        image_id = engine.inspect(str(image_id)).id  # it is there, under the id that the engine uses
+            assert engine is not None, "an engine is needed without a builder"
+            if chosen.client is None:
+                image_id = _build_classic(planned, engine, heard.say)
+            else:
+                image_id = _build_with_client(planned, chosen, engine, secret_places, heard.say, environ)
+            image_id = engine.inspect(str(image_id)).id  # it is there, under the id that the engine uses
     result = BuildResult(
         recipe=recipe.name,
         image_id=image_id,
@@ -135,6 +138,33 @@ def build(
     )
     say(f"built {image_id} in {format_duration(result.seconds)}: {', '.join(planned.names)}")
     return result
+
+
+class _FullDisk:
+    """Listens to a build. Builders end with "executor failed" where a disk is full; the reason is lines above it."""
+
+    def __init__(self, name: str, say: Say) -> None:
+        self._name = name
+        self._say = say
+        self._line = ""
+
+    def say(self, line: str) -> None:
+        if _NO_SPACE in line.lower():
+            self._line = line
+        self._say(line)
+
+    def __enter__(self) -> _FullDisk:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, EngineError):
+            return
+        line = self._line or (error.message if _NO_SPACE in error.message.lower() else "")
+        if line:
+            raise StorageError(
+                f"building {self._name} failed, a disk is full: {one_line(line, 200)}",
+                hint="make room where the engine keeps its data (docker system df), or in the step that filled it",
+            ) from error
 
 
 def check_disk(recipe: Recipe, engine: Engine | None, options: BuildOptions, say: Say) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.rootfs import root_tar
 
 from buildkit.build import Backend, BuildOptions, BuildResult, build, find_clients
 from buildkit.build import base as bases
@@ -460,3 +461,14 @@ def test_without_debootstrap_or_root_the_way_out_is_named(
     foreign = replace(recipe, platform=replace(recipe.platform, architecture="riscv64"))
     with pytest.raises(BuildkitError):
         bases.prepare(foreign, engine, rebuild=False, say=print)
+
+
+@pytest.mark.parametrize("backend", backends())
+def test_a_full_disk_is_named_as_the_reason(tmp_path: Path, make: Build, engine: Engine, backend: Backend) -> None:
+    dockerfile = 'FROM scratch\nADD root.tar /\nRUN ["/bin/sh", "-c", "cat /bin/sh > /dev/full"]\n'
+    recipe = write(tmp_path, dockerfile, "build: {network: none}\n", **FILES)
+    (recipe.folder / "root.tar").write_bytes(root_tar(["sh", "cat"], {}))
+    with pytest.raises(StorageError) as caught:
+        make(recipe, BuildOptions(backend=backend))
+    assert "a disk is full" in caught.value.message
+    assert "No space left on device" in caught.value.message
