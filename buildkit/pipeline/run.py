@@ -70,38 +70,45 @@ def run_pipeline(
     blocked: str | None = None
     stopped = ""
     save(report)  # what an earlier run has left there is not about this one
+    done, started, since = 0, begun, clock()
     with Stages(job, world, digest=digest) as work:
-        for name in stages:
-            started, since = now(), clock()
-            try:
-                outcome = _skipped(name, stopped, report) or _run(name, work, report, allow_missing_gpu)
-            except (KeyboardInterrupt, CancelledError):
+        try:
+            for name in stages:
+                started, since = now(), clock()
+                try:
+                    outcome = _skipped(name, stopped, report) or _run(name, work, report, allow_missing_gpu)
+                except CancelledError:
+                    raise
+                except (BuildkitError, OSError) as problem:
+                    told = _told(problem)
+                    error = error or told
+                    outcome = Outcome(verdict="fail", reason=str(told))
+                except Exception as problem:
+                    text = one_line(f"internal error: {type(problem).__name__}: {problem}")
+                    outcome = Outcome(verdict="fail", reason=text)
+                    save(_noted(report, work, name, outcome, started, clock() - since, now()))
+                    raise
+                error = error or outcome.error
+                report = _noted(report, work, name, outcome, started, clock() - since, now())
+                done += 1
+                save(report)
+                world.shown.say(f"{name}: {outcome.verdict}" + (f": {outcome.reason}" if outcome.reason else ""))
+                if outcome.verdict == "fail":
+                    stopped = stopped or f"{name} failed"
+                elif outcome.verdict == "not-run" and not allow_missing_gpu:
+                    blocked, stopped = blocked or name, stopped or f"{name} was not run"
+        except (KeyboardInterrupt, CancelledError):
+            if done < len(stages):  # also between two stages: the next one is the one that was not done
                 outcome = Outcome(verdict="fail", reason="interrupted")
-                save(_noted(report, work, name, outcome, started, clock() - since, now()))
-                raise
-            except (BuildkitError, OSError) as problem:
-                told = _told(problem)
-                error = error or told
-                outcome = Outcome(verdict="fail", reason=str(told))
-            except Exception as problem:
-                outcome = Outcome(
-                    verdict="fail", reason=one_line(f"internal error: {type(problem).__name__}: {problem}")
-                )
-                save(_noted(report, work, name, outcome, started, clock() - since, now()))
-                raise
-            error = error or outcome.error
-            report = _noted(report, work, name, outcome, started, clock() - since, now())
-            save(report)
-            world.shown.say(f"{name}: {outcome.verdict}" + (f": {outcome.reason}" if outcome.reason else ""))
-            if outcome.verdict == "fail":
-                stopped = stopped or f"{name} failed"
-            elif outcome.verdict == "not-run" and not allow_missing_gpu:
-                blocked, stopped = blocked or name, stopped or f"{name} was not run"
+                save(_noted(report, work, stages[done], outcome, started, clock() - since, now()))
+            raise
         if _verdict(report, stages, "attach") == "pass" and _verdict(report, stages, "promote") in ("pass", "fail"):
             # Attached once more: the first one had to be there before a tag moved, and could not tell of that.
             started, since = now(), clock()
             try:
                 work.attach(report)
+            except CancelledError:
+                raise
             except (BuildkitError, OSError) as problem:
                 told = _told(problem)
                 outcome = Outcome(verdict="fail", reason=f"once more, after promote: {told}")

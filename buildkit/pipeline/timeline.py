@@ -60,7 +60,7 @@ class Recorder:
     def notify(self, event: Event, /) -> None:
         if not self._noting:
             if isinstance(event, Retrying | Restarted | LimitFound | UploadFailed):
-                self._shown.notify(event)
+                self._show(lambda: self._shown.notify(event))
             return
         note = self._note(event)
         if note is not None:
@@ -69,10 +69,10 @@ class Recorder:
                     self._events.append(note)
                 else:
                     self.dropped += 1
-        self._shown.notify(event)
+        self._show(lambda: self._shown.notify(event))
 
     def say(self, text: str) -> None:
-        self._shown.say(text)
+        self._show(lambda: self._shown.say(text))
 
     def __enter__(self) -> Self:
         self._shown.__enter__()
@@ -80,6 +80,12 @@ class Recorder:
 
     def __exit__(self, *what: object) -> None:
         self._shown.__exit__(*what)
+
+    @staticmethod
+    def _show(call: Callable[[], object]) -> None:
+        """A log that is full, or that nobody reads any more, ends no push: the report tells all the same."""
+        with contextlib.suppress(OSError):
+            call()
 
     def _note(self, event: Event) -> TimelineEvent | None:
         at = round(self._clock() - self._began, 3)

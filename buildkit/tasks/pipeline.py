@@ -154,6 +154,7 @@ def pipeline(
         if known is None and "build" not in wanted and set(wanted) - {"preflight"}:
             chosen = resolve.choose(recipe.name, engine_host=host)
             job = replace(job, source=chosen.source, tags=chosen.tags)
+        cache = _cache()
         folder = Path(report or Path(".buildkit") / "report" / recipe.name)
         saved = _Saved(folder)
     cancel = CancelToken()
@@ -172,7 +173,7 @@ def pipeline(
                 engine_host=host,
                 registry_client_factory=lambda at: RegistryClient(at, credentials=who, options=options, cancel=cancel),
             ),
-            cache=BlobCache(cache_root(), limit=cache_limit()),
+            cache=cache,
             shown=shown,
             cancel=cancel,
         )
@@ -220,16 +221,15 @@ def _conclude(result: PipelineResult, folder: Path, unwritten: StorageError | No
             print(f"pull:   {report.pull}")
         print(f"report: {folder / 'report.html'}")
     also = f"; also, {unwritten.message}" if unwritten is not None else ""
-    if result.error is not None and result.exit_code != 1:
-        failure: BuildkitError = (
-            NotAllRun(report.reason + also) if result.exit_code == 3 else ReportedFailure(report.reason + also)
-        )
+    message, hint = report.reason, "--allow-missing-gpu lets this pass, untested" if result.blocked else None
+    failed = report.failed
+    if failed is not None and result.error is not None and failed.reason == str(result.error):
+        # The way out stands last, and must not be what is cut from a long line.
+        message, hint = f"{failed.name} failed: {result.error.message}", result.error.hint
+    if result.exit_code:
+        failure = (NotAllRun if result.exit_code == 3 else ReportedFailure)(message + also, hint=hint)
         failure.exit_code = result.exit_code
         raise failure
-    if result.exit_code == 3:
-        raise NotAllRun(report.reason + also, hint="--allow-missing-gpu lets this pass, untested")
-    if result.exit_code:
-        raise ReportedFailure(report.reason + also)
     if unwritten is not None:
         raise ReportedFailure(f"all is done, but {unwritten.message}", hint=unwritten.hint)
 
@@ -258,6 +258,13 @@ def _keep_out(building: BuildOptions, who: Credentials, registry: str) -> None:
                 f"--build-arg {name} holds the registry's password, and whoever has the image could read it",
                 hint="name it under secrets in the recipe, and use RUN --mount=type=secret",
             )
+
+
+def _cache() -> BlobCache:
+    try:
+        return BlobCache(cache_root(), limit=cache_limit())
+    except StorageError as error:
+        raise StorageError(error.message, hint=error.hint or "BUILDKIT_CACHE_DIR names another folder") from error
 
 
 def _resumed(text: str) -> Reference | None:
