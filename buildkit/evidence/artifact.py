@@ -30,7 +30,7 @@ KINDS: Mapping[str, str] = MappingProxyType(
 )
 """What people call them, and their artifact types."""
 MAX_FILE = 256 * 2**20
-"""Bytes of one attached file that are read back."""
+"""Bytes of one artifact's files that are read back."""
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}/[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}", re.ASCII)

@@ -87,24 +87,31 @@ def fetch(client: RegistryClient, image: Reference, kind: str) -> Fetched | None
 
 
 def read(client: RegistryClient, attached: Attached) -> Fetched:
-    """The bytes of all its files, proven by their digests."""
+    """The bytes of all its files, proven by their digests. Raises RegistryError, FormatError for files above
+    ``MAX_FILE`` bytes together: whoever attaches may name one blob a thousand times."""
     where = f"{attached.image.name}@{attached.digest.short}"
-    files = []
-    for name, layer in attached.files:
-        if layer.size > MAX_FILE:
-            raise FormatError(f"{name} is {layer.size} bytes, more than the {MAX_FILE} read", where=where)
-        data = b"".join(client.read_blob(attached.image.repository, layer))
-        layer.digest.check(data, f"{where}: {name}")
-        files.append(ArtifactFile(name, layer.media_type, data))
-    return Fetched(attached=attached, files=tuple(files))
+    if attached.size > MAX_FILE:
+        raise FormatError(f"its files are {attached.size} bytes, more than the {MAX_FILE} read", where=where)
+    files = tuple(_file(client, attached, name, layer) for name, layer in attached.files)
+    return Fetched(attached=attached, files=files)
+
+
+def _file(client: RegistryClient, attached: Attached, name: str, layer: Descriptor) -> ArtifactFile:
+    where = f"{attached.image.name}@{attached.digest.short}"
+    if layer.size > MAX_FILE:
+        raise FormatError(f"{name} is {layer.size} bytes, more than the {MAX_FILE} read", where=where)
+    data = b"".join(client.read_blob(attached.image.repository, layer))
+    layer.digest.check(data, f"{where}: {name}")
+    return ArtifactFile(name, layer.media_type, data)
 
 
 def fetch_report(client: RegistryClient, image: Reference) -> bytes | None:
-    """The newest ``report.json`` that is attached; None where there is none."""
-    found = fetch(client, image, REPORT_TYPE)
-    if found is None:
+    """The newest ``report.json`` that is attached, without what lies beside it; None where there is none."""
+    attached = newest(list_artifacts(client, image), REPORT_TYPE)
+    if attached is None:
         return None
-    return next((file.data for file in found.files if file.media_type == REPORT_TYPE), None)
+    found = ((name, layer) for name, layer in attached.files if layer.media_type == REPORT_TYPE)
+    return next((_file(client, attached, name, layer).data for name, layer in found), None)
 
 
 def read_evidence(client: RegistryClient, attached: Attached) -> Evidence | None:

@@ -11,6 +11,7 @@ from typing import Any
 from buildkit.build import labels
 from buildkit.deploy.evidence import DEFAULT_REQUIRED, Evidence
 from buildkit.deploy.evidence import Verdict as StepVerdict
+from buildkit.gdn.plain import plain
 from buildkit.model import Digest, Platform
 from buildkit.report import Report
 
@@ -78,7 +79,7 @@ def later(at: datetime, others: Iterable[datetime | None]) -> datetime:
 def check_json(report: Report) -> bytes | None:
     """The check's JSON as it is attached; None where there was no check."""
     data = _data(report, "check")
-    return json.dumps(data, indent=1, allow_nan=False).encode() + b"\n" if data else None
+    return json.dumps(plain(dict(data)), indent=1, allow_nan=False).encode() + b"\n" if data else None
 
 
 def _data(report: Report, name: str) -> Mapping[str, Any]:

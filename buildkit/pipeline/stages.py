@@ -18,7 +18,7 @@ from buildkit.check.start import StartProof, prove_start
 from buildkit.deploy.attached import default_policy
 from buildkit.doctor import DoctorOptions, diagnose
 from buildkit.engine import Engine
-from buildkit.errors import BuildkitError, ImageError, MissingComponentError, NotFoundError, UsageError
+from buildkit.errors import BuildkitError, ImageError, MissingComponentError, NotFoundError, UsageError, one_line
 from buildkit.evidence import (
     KINDS,
     attach_all,
@@ -166,7 +166,11 @@ class Stages:
         with self._opened() as image:
             report = run_check(image, policy_of(self.job.recipe), prove=prove)
         report = replace(report, source=self._named or source)  # people know it by its name
-        return Outcome(verdict="pass" if report.ok else "fail", reason=report.summary(), data=report.to_json())
+        reason = report.summary()
+        if report.violations:
+            first = report.violations[0]
+            reason += f": {first.path}: {first.message}" if first.path else f": {first.message}"
+        return Outcome(verdict="pass" if report.ok else "fail", reason=one_line(reason), data=report.to_json())
 
     def smoke(self) -> Outcome:
         if not self.job.smoke.levels:

@@ -23,6 +23,9 @@ SCHEMA = "buildkit/report/1"
 MAX_REPORT = 256 * 2**20
 """Bytes of a report that is read. A check of 10,000 files with all their units makes some tens of megabytes."""
 
+MAX_DEPTH = 64
+"""Objects and lists within each other in a stage's data. The stages' own JSON has fewer than ten."""
+
 STAGES = ("preflight", "build", "check", "smoke", "split", "push", "verify", "attach", "promote")
 """The stages in their order. A report may have others, which come after these."""
 PROVING = ("check", "smoke")
@@ -380,6 +383,8 @@ def _parse_stages(root: _Object) -> tuple[Stage, ...]:
 
 def _parse_stage(item: _Object) -> Stage:
     data = item.value.get("data")
+    if _depth_exceeds(data, MAX_DEPTH):
+        raise FormatError(f"is nested more than {MAX_DEPTH} deep", where=f"{item.where}.data")
     return Stage(
         name=item.text("name"),
         verdict=cast(Verdict, item.choice("verdict", get_args(Verdict))),
@@ -388,6 +393,21 @@ def _parse_stage(item: _Object) -> Stage:
         seconds=item.maybe_number("seconds") or 0.0,
         data=None if data is None else item.object("data").value,
     )
+
+
+def _depth_exceeds(value: Any, limit: int) -> bool:
+    """Without recursion: it is what protects others' recursion."""
+    level = [value]
+    for _ in range(limit + 1):
+        level = [
+            child
+            for item in level
+            if isinstance(item, (dict, list))
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _parse_layer(item: _Object) -> Layer:

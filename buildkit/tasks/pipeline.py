@@ -178,7 +178,7 @@ def pipeline(
             cancel=cancel,
         )
         with _in_summary(recipe.name):
-            earlier = _earlier(client, known) if known else None
+            earlier = _earlier(client, recipe, known) if known else None
         if earlier is not None:
             job = replace(job, tags=_tags_then(recipe, building, earlier))
         try:
@@ -289,15 +289,23 @@ def _target(recipe: Recipe, to: str, known: Reference | None) -> Reference:
     return where
 
 
-def _earlier(client: RegistryClient, image: Reference) -> Report | None:
+def _earlier(client: RegistryClient, recipe: Recipe, image: Reference) -> Report | None:
     if client.head_manifest(image) is None:
         raise NotFoundError(f"{image} is not in the registry", hint="was it pushed there, by the job before?")
     raw = fetch_report(client, image)
     if raw is None:
         return None
-    report = Report.parse(raw, where=f"the report attached to {image.name}")
+    where = f"the newest report attached to {image}"
+    way_out = "run the pipeline again without --resume, which attaches one of its own, or delete that artifact"
+    try:
+        report = Report.parse(raw, where=where)
+    except FormatError as error:
+        raise FormatError(error.message, hint=error.hint or way_out) from error
     if report.digest != image.digest:
-        raise FormatError(f"the report attached to {image} is about another image")
+        raise FormatError("is about another image", where=where, hint=way_out)
+    if report.name != recipe.name:
+        # Another recipe's demands were checked, not this one's.
+        raise UsageError(f"{where} is about the recipe {report.name}, not {recipe.name}")
     return report
 
 
