@@ -233,9 +233,12 @@ class Uploads:
     def cancel(self, session: Session) -> None:
         """DELETE on the session, by the best address that is known for it. Never raises for what a server does."""
         session.alive = False
-        told = ""
+        told = "the registry told no address for it"
         # Each twice: a request that got lost, or an edge's page, says nothing about the session.
+        silent: set[str] = set()
         for url in (url for url in dict.fromkeys((session.url, *session.ways)) if url for _ in range(2)):
+            if urlsplit(url).netloc in silent:
+                continue
             try:
                 reply = self.ask(self._request("DELETE", url, {}, "cancelling the upload"), CANCEL_SECONDS)
             except BuildkitError as error:
@@ -246,7 +249,7 @@ class Uploads:
                 return
             told = reason(reply)
             if isinstance(reply, Failure) and reply.kind in ("timeout", "connect"):
-                break  # whoever does not answer does so by any address
+                silent.add(urlsplit(url).netloc)  # who does not answer does so by any path; another host may
         self._left.append(told)
 
     # Locations -------------------------------------------------------------------------------------------------------

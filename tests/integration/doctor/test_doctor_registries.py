@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from faults.doubles import FakeClock
@@ -288,6 +289,32 @@ def test_locations_that_are_odd_are_told_and_the_upload_is_cancelled(fault: str,
         report = examine(server.registry, tmp_path, quick=True)
         assert words in said(report, Area.CHUNKS)
         tidy(server)
+
+
+@pytest.mark.parametrize("elsewhere", ["http://registry.invalid:5000", "http://127.0.0.2:1"])
+def test_an_upload_that_is_sent_to_a_dead_host_is_cancelled_where_it_was_opened(elsewhere: str, tmp_path: Path) -> None:
+    """A registry behind a proxy that names an address of the inside: nobody answers there, but here somebody does."""
+
+    def rewrite(headers: dict[str, str], call: Call) -> None:
+        headers["Location"] = elsewhere + urlsplit(headers["Location"]).path
+
+    with FaultServer(DISTRIBUTION_3) as server:
+        server.always["start"] = Fault(name="inside", rewrite=rewrite)
+        report = examine(server.registry, tmp_path, quick=True)
+        assert server.model.open_sessions == 0
+    assert not report.ok
+    assert report.uploads == report.cancelled == 1
+
+
+def test_an_upload_without_any_address_is_told_as_left(tmp_path: Path) -> None:
+    def rewrite(headers: dict[str, str], call: Call) -> None:
+        headers.pop("Location")
+        headers.pop("Docker-Upload-UUID", None)
+
+    with FaultServer(DISTRIBUTION_3) as server:
+        server.always["start"] = Fault(name="nowhere", rewrite=rewrite)
+        report = examine(server.registry, tmp_path, quick=True)
+    assert "could not be cancelled: the registry told no address for it" in said(report, Area.TIDINESS)
 
 
 def test_pages_everywhere_are_no_registry(tmp_path: Path) -> None:
