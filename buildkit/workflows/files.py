@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Literal
 from buildkit.disk import write_atomic
 from buildkit.errors import StorageError, UsageError
 from buildkit.workflows import tree
-from buildkit.workflows.rules import Finding, lint
+from buildkit.workflows.rules import Finding, lint, lint_foreign
 from buildkit.workflows.template import Wish, packaged, render
 from buildkit.workflows.triggers import matches
 
@@ -24,6 +25,10 @@ MARK = b"# The one source is workflows/"
 """In every workflow that ``install`` copies, made by ``create`` or by hand."""
 MADE = b": builds, checks and publishes the image of the recipe "
 """In the first line of those that ``create`` has made."""
+SCRIPT_MARK = b"# `buildkit workflows.new` writes this file"
+"""In every ``ci-setup`` that ``create`` has written."""
+_ACTIONS = tuple(re.compile(rb"^[\"']?%b[\"']?[ \t]*:" % key, re.MULTILINE) for key in (b"on", b"jobs"))
+"""Keys of every workflow of Actions, also where the file does not parse. Other tools have workflows, too."""
 State = Literal["written", "unchanged"]
 
 
@@ -54,37 +59,51 @@ def forges(text: str) -> tuple[str, ...]:
 
 
 def sources(root: Path) -> tuple[Path, ...]:
-    """The workflows in ``root``, sorted. Raises UsageError where there are none."""
+    """The workflows in ``root``, sorted. Raises UsageError where there are none, StorageError."""
     folder = root / SOURCE
-    found = tuple(sorted(path for path in folder.glob("*") if path.suffix in (".yaml", ".yml") and path.is_file()))
+    files = sorted(path for path in folder.glob("*") if path.suffix in (".yaml", ".yml") and path.is_file())
+    found = tuple(path for path in files if _is_workflow(_read(path)))
     if not found:
         raise UsageError(f"no workflow in {folder}", hint="buildkit workflows.new NAME --recipe RECIPE makes one")
     return found
 
 
+def _is_workflow(data: bytes) -> bool:
+    """Whether a file is one that Actions runs: what other engines have in a folder of this name is theirs."""
+    return MARK in data or all(key.search(data) for key in _ACTIONS)
+
+
 def install(root: Path, wanted: tuple[str, ...], to: Path) -> tuple[Written, ...]:
     """Copy every workflow of ``root`` to where the forges look, below ``to``. Others there are left alone.
 
-    Safe to run again. Raises UsageError, StorageError.
+    Safe to run again. A file that is there, differs, and is not known for a copy is kept: then nothing is written.
+    Raises UsageError, StorageError.
     """
-    out = []
-    for path in sources(root):
-        data = _read(path)
-        for name in wanted:
-            out.append(_write(to, FORGES[name] / path.name, data))
-    return tuple(out)
+    copies = [(FORGES[name] / path.name, _read(path)) for path in sources(root) for name in wanted]
+    for copy, data in copies:
+        path = to / copy
+        if path.exists() and MARK not in (held := _read(path)) and held != data:
+            raise UsageError(
+                f"{path} is there, and is no copy of {SOURCE}/{path.name}",
+                hint=f"rename one of them, or remove it; '{MARK.decode()}{path.name}' in the source marks its copies",
+            )
+    return tuple(_write(to, copy, data) for copy, data in copies)
 
 
 def create(wish: Wish) -> tuple[Written, ...]:
     """Write the workflow that is wished for, and the script that its jobs call.
 
-    A file that is there and differs is only written anew where it is ours: a workflow that was made by hand is kept.
+    A file that is there and differs is only written anew where it is ours: what was made by hand is kept, and then
+    nothing is written.
     Raises UsageError, StorageError.
     """
     text = render(wish).encode()
     path = wish.root / SOURCE / f"{wish.name}.yaml"
     if path.exists() and MADE not in _read(path).partition(b"\n")[0]:
         raise UsageError(f"{path} is there, and was not made by this command", hint="choose another name, or remove it")
+    script = wish.root / SETUP
+    if script.exists() and SCRIPT_MARK not in _read(script):
+        raise UsageError(f"{script} is there, and was not made by this command", hint="the jobs need it: rename yours")
     return (
         _write(wish.root, Path(SOURCE) / path.name, text),
         _write(wish.root, SETUP, packaged("ci-setup"), mode=0o755),
@@ -92,10 +111,10 @@ def create(wish: Wish) -> tuple[Written, ...]:
 
 
 def check(root: Path, wanted: tuple[str, ...] | None) -> tuple[Finding, ...]:
-    """All that is wrong: broken rules, also in workflows that only a forge's folder holds; copies that differ, are
-    missing, or lost their source; a script that is missing. ``wanted`` None means the forges that something is
-    installed for, of which there must be one.
+    """All that is wrong: broken rules; copies that differ, are missing, or lost their source; a script that is missing;
+    and in others' workflows, what gives secrets away or fails on the forge that reads them.
 
+    ``wanted`` None means the forges that something is installed for, of which there must be one.
     Raises UsageError, StorageError.
     """
     found: list[Finding] = []
@@ -118,10 +137,10 @@ def check(root: Path, wanted: tuple[str, ...] | None) -> tuple[Finding, ...]:
                     path=shown, line=1, rule="copy", message="is installed for no forge", remedy="workflows.install"
                 )
             )
-    for folder in FORGES.values():
+    for forge, folder in FORGES.items():
         for path in sorted((root / folder).glob("*.y*ml")):
             if path.name not in names:
-                found += _stray(folder / path.name, _read(path))
+                found += _stray(folder / path.name, _read(path), forge)
     return tuple(dict.fromkeys(found))
 
 
@@ -145,12 +164,12 @@ def _copy(root: Path, copy: Path, data: bytes, source: str) -> list[Finding]:
     ]
 
 
-def _stray(path: Path, data: bytes) -> tuple[Finding, ...]:
-    """A workflow that a forge runs and that has no source here: it is held to the rules like any other."""
+def _stray(path: Path, data: bytes, forge: str) -> tuple[Finding, ...]:
+    """A workflow that a forge runs and that has no source here: somebody else's."""
     if MARK in data:
         what = f"its source {SOURCE}/{path.name} is gone"
         return (Finding(path=str(path), line=1, rule="copy", message=what, remedy="remove it"),)
-    return lint(data, str(path))
+    return lint_foreign(data, str(path), forge)
 
 
 def _setup_script(root: Path, data: bytes, shown: str) -> list[Finding]:

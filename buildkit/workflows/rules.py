@@ -69,9 +69,29 @@ def lint(text: bytes, path: str) -> tuple[Finding, ...]:
         top = tree.parse(text)
     except BrokenWorkflow as error:
         return (Finding(path=path, line=error.line, rule="yaml", message=error.text, remedy="correct the file"),)
+    return _apply(top, path, RULES)
+
+
+def lint_foreign(text: bytes, path: str, forge: str) -> tuple[Finding, ...]:
+    """Findings in a workflow that is not ours, in the folder of ``forge`` (gitea or github).
+
+    It runs beside ours with the same secrets, so what gives them away is found, and what does not work where it is
+    read. Conventions, and the forge that it is not meant for, are its owner's business.
+    """
+    try:
+        top = tree.parse(text)
+    except BrokenWorkflow as error:
+        return (Finding(path=path, line=error.line, rule="yaml", message=error.text, remedy="correct the file"),)
+    names = SAFETY | ONLY[forge]
+    return _apply(top, path, {name: rule for name, rule in RULES.items() if name in names})
+
+
+def _apply(
+    top: yaml.MappingNode, path: str, rules: Mapping[str, Callable[[yaml.MappingNode], Found]]
+) -> tuple[Finding, ...]:
     found = {
         Finding(path=path, line=line, rule=name, message=message, remedy=remedy)
-        for name, rule in RULES.items()
+        for name, rule in rules.items()
         for line, message, remedy in rule(top)
     }
     return tuple(sorted(found, key=lambda finding: (finding.line, finding.rule, finding.message)))
@@ -367,6 +387,16 @@ RULES: Mapping[str, Callable[[yaml.MappingNode], Found]] = {
     "shell": _shell,
     "repeated-key": _repeated,
 }
+
+SAFETY = frozenset({"trusted-trigger", "secret-in-run", "all-secrets", "injection", "repeated-key"})
+"""Rules for whatever runs with the repository's secrets, whoever wrote it."""
+ONLY: Mapping[str, frozenset[str]] = {
+    "gitea": frozenset(
+        {"hash-files", "artifact", "runner-group", "environment", "continue-on-error", "cache-gha", "reserved-name"}
+    ),
+    "github": frozenset({"forge-expression", "absolute-action", "reserved-name"}),
+}
+"""Rules about what a forge refuses or ignores."""
 
 
 # What rules walk over ------------------------------------------------------------------------------------------------

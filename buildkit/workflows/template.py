@@ -25,7 +25,9 @@ LONGEST_BUILD = 170
 SELF = "."
 """What pip installs where the workflow belongs to buildkit's own repository."""
 _NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*", re.ASCII)
-_BRANCH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*", re.ASCII)
+_NAME_MAX = 100
+_BRANCH = re.compile(r"(?!.*(?:\.\.|//|/\.|\.lock(?:/|$)))[A-Za-z0-9](?:[A-Za-z0-9._/-]*[A-Za-z0-9_-])?", re.ASCII)
+"""What git takes for a branch (git-check-ref-format), without characters that mean something in a filter."""
 _PINNED = re.compile(
     r"buildkit(?:\[[a-z,]+\])?(?: @ git\+(?:https://|ssh://git@)[^\s@'\"]+@[0-9a-f]{40}|==[0-9][0-9A-Za-z.+!]*)",
     re.ASCII,
@@ -101,8 +103,10 @@ def pinned(install: str) -> bool:
 
 
 def _check(wish: Wish) -> None:
-    if not _NAME.fullmatch(wish.name):
-        raise UsageError(f"{wish.name!r} is no name for a workflow", hint="a-z, 0-9, and . _ - between")
+    if not _NAME.fullmatch(wish.name) or len(wish.name) > _NAME_MAX:
+        raise UsageError(
+            f"{wish.name!r} is no name for a workflow", hint=f"a-z, 0-9, and . _ - between, at most {_NAME_MAX}"
+        )
     if not _BRANCH.fullmatch(wish.branch):
         raise UsageError(f"{wish.branch!r} is no name of a branch")
     if not pinned(wish.install):

@@ -98,7 +98,14 @@ def test_new_is_safe_to_run_again_and_keeps_what_others_wrote(repository: Reposi
         ((), "needs a name"),
         (("Not A Name", "--recipe", "app"), "is no name for a workflow"),
         (("nothing",), "no recipe 'nothing'"),
+        (("n" * 101, "--recipe", "app"), "is no name for a workflow"),
         (("app", "--branch", "a b"), "no name of a branch"),
+        (("app", "--branch", "a..b"), "no name of a branch"),
+        (("app", "--branch", "a//b"), "no name of a branch"),
+        (("app", "--branch", "a/"), "no name of a branch"),
+        (("app", "--branch", "a.lock"), "no name of a branch"),
+        (("app", "--branch", "a/.b"), "no name of a branch"),
+        (("app", "--branch", "release/v1.2_x-"), None),
         (("app", "--image", "host/x"), "names no registry"),
         (("app", "--image", "git.example.org/a/b:1"), "tag or digest"),
         (("app", "--install", "buildkit"), "not pinned"),
@@ -238,8 +245,83 @@ def test_install_leaves_other_workflows_alone(repository: Repository) -> None:
     repository.run("workflows.install")
     assert own.read_text() == text
     repository.run("workflows.check")
-    own.write_text(text.replace("permissions: {}", "env: {SHA: '${{ gitea.sha }}'}"))
-    assert ".gitea/workflows/own.yaml:3: forge-expression:" in repository.run("workflows.check", code=1)
+
+
+FOREIGN = """\
+name: own
+on: [push, {trigger}]
+jobs:
+  a:
+    runs-on: x
+    steps:
+      - uses: actions/checkout@v4
+      - run: {script}
+"""
+
+
+@pytest.mark.parametrize("forge", ["gitea", "github"])
+@pytest.mark.parametrize(
+    ("trigger", "script", "found"),
+    [
+        ("pull_request", "make", {}),
+        ("pull_request_target", "make", {"trusted-trigger": "gitea github"}),
+        ("pull_request", "echo ${{ github.head_ref }}", {"injection": "gitea github"}),
+        ("pull_request", "curl -H ${{ secrets.T }} x", {"secret-in-run": "gitea github"}),
+        ("pull_request", "'echo ${{ gitea.sha }}'", {"injection": "gitea github", "forge-expression": "github"}),
+        ("pull_request", "docker build --cache-to type=gha .", {"cache-gha": "gitea"}),
+        ("pull_request", "[", {"yaml": "gitea github"}),
+    ],
+)
+def test_workflows_of_others_are_held_to_what_concerns_us(
+    repository: Repository, forge: str, trigger: str, script: str, found: dict[str, str]
+) -> None:
+    """They share the repository's secrets; how they name their steps is not our business."""
+    repository.run("workflows.new", "app", "--install", PIN)
+    repository.run("workflows.install")
+    text = FOREIGN.replace("{trigger}", trigger).replace("{script}", script)
+    repository.write(f".{forge}/workflows/own.yaml", text)
+    expected = {rule for rule, forges in found.items() if forge in forges.split()}
+    told = repository.json("workflows.check", code=1 if expected else 0)["findings"]
+    assert {finding["rule"] for finding in told} == expected
+
+
+def test_install_keeps_what_was_made_by_hand(repository: Repository) -> None:
+    """All or nothing, and a copy is known by its mark, or by being the same."""
+    repository.run("workflows.new", "app", "--install", PIN)
+    own = repository.write(".github/workflows/app.yaml", FOREIGN)
+    assert "is no copy of workflows/app.yaml" in repository.run("workflows.install", code=2)
+    assert own.read_text() == FOREIGN
+    assert not (repository.folder / ".gitea").exists()
+    own.unlink()
+    repository.run("workflows.install")
+    _change(repository.folder / "workflows/app.yaml", "timeout-minutes: 15", "timeout-minutes: 16")
+    assert "written: .github/workflows/app.yaml" in repository.run("workflows.install")
+
+
+def test_new_keeps_a_script_of_that_name(repository: Repository) -> None:
+    own = repository.write("scripts/ci-setup", "#!/bin/sh\necho mine\n")
+    assert "ci-setup is there" in repository.run("workflows.new", "app", "--install", PIN, code=2)
+    assert own.read_text() == "#!/bin/sh\necho mine\n"
+    assert not (repository.folder / "workflows").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "apiVersion: argoproj.io/v1alpha1\nkind: Workflow\nspec: {entrypoint: jobs}\n",
+        "main:\n  steps:\n    - init: {assign: [{on: 1}]}\n",  # Google's Workflows
+        "a: 1\n---\nb: {{ .Values.c }}\n",
+        "",
+    ],
+)
+def test_workflows_of_other_engines_are_left_alone(repository: Repository, text: str) -> None:
+    repository.write("workflows/other.yaml", text)
+    assert "no workflow in" in repository.run("workflows.install", code=2)
+    repository.run("workflows.new", "app", "--install", PIN)
+    assert "other" not in repository.run("workflows.install")
+    repository.run("workflows.check")
+    repository.write("workflows/hand.yml", "on:\n  push\njobs: [\n")
+    assert "workflows/hand.yml:" in repository.run("workflows.check", code=1)
 
 
 def _change(path: Path, old: str, new: str) -> None:
