@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import math
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from buildkit.build import labels
 from buildkit.deploy.evidence import Evidence, EvidencePolicy, judge
+from buildkit.evidence.artifact import parse_time, rfc3339
 from buildkit.model import Digest, Platform
-from buildkit.pipeline.evidence import check_json, evidence_of
+from buildkit.pipeline.evidence import check_json, evidence_of, later
 from buildkit.report import Report, Stage
 from buildkit.report.model import Verdict
 
@@ -69,7 +74,7 @@ def test_without_a_check_no_list_of_bad_revisions_was_looked_at() -> None:
 
 def test_damaged_data_of_an_earlier_run_does_no_harm() -> None:
     stages = (
-        Stage(name="check", verdict="pass", data={"policy": 7, "revisions": [None, {"project": 1}]}),
+        Stage(name="check", verdict="pass", data={"policy": {"require": 7}, "revisions": [None, {"project": 1}]}),
         Stage(name="build", verdict="pass", data={"labels": []}),
     )
     evidence = evidence_of(
@@ -77,3 +82,34 @@ def test_damaged_data_of_an_earlier_run_does_no_harm() -> None:
     )
     assert evidence.architectures == ()
     assert dict(evidence.revisions) == {}
+
+
+def test_numbers_that_json_does_not_have_are_attached_as_text() -> None:
+    attached = check_json(
+        Report(
+            tool="t",
+            name="app",
+            started=AT,
+            finished=AT,
+            stages=(Stage(name="check", verdict="pass", data={"seconds": math.nan, "files": [{"size": math.inf}]}),),
+        )
+    )
+    assert attached is not None
+    assert json.loads(attached) == {"seconds": "nan", "files": [{"size": "inf"}]}
+
+
+@given(
+    at=st.datetimes(timezones=st.just(UTC), max_value=datetime(9999, 12, 31)),
+    others=st.lists(st.none() | st.datetimes(timezones=st.just(UTC), max_value=datetime(9999, 12, 31))),
+)
+def test_what_is_attached_last_is_the_newest_whatever_the_clocks_say(
+    at: datetime, others: list[datetime | None]
+) -> None:
+    found = later(at, others)
+    written = {parse_time(rfc3339(found)), *(parse_time(rfc3339(other)) for other in others if other is not None)}
+    assert parse_time(rfc3339(found)) == max(moment for moment in written if moment is not None)
+    assert all(rfc3339(found) != rfc3339(other) for other in others if other is not None)
+
+
+def test_after_the_last_moment_of_all_nothing_comes() -> None:
+    assert later(AT, [datetime.max.replace(tzinfo=UTC)]) == AT

@@ -73,3 +73,18 @@ def test_something_is_always_pushed_and_no_tag_both_stays_and_moves(
     assert all(len(tag) <= MAX_TAG for tag in tags.fixed + tags.moving)
     if wanted is not None:
         assert wanted in tags.fixed + tags.moving
+
+
+def test_only_a_tag_with_the_commit_in_it_stays() -> None:
+    templates = ("sm70", "v{version}", "day-{date}", "sm70-{short_revision}")
+    tags = divide_tags(
+        templates, ("sm70", "v1.2", "day-20260101", "sm70-0123456789ab", "v1.2"), wanted=None, mark="0123456789ab"
+    )
+    assert tags.fixed == ("sm70-0123456789ab",)
+    assert tags.moving == ("sm70", "v1.2", "day-20260101")  # the same for many commits: an older run must not take them
+
+
+def test_what_somebody_has_called_the_image_in_the_engine_is_not_pushed() -> None:
+    tags = divide_tags(TEMPLATES, (*EXPANDED, "stable", "latest"), wanted=None, mark="0123456789ab")
+    assert tags.fixed == ("sm70-0123456789ab",)
+    assert tags.moving == ("sm70",)

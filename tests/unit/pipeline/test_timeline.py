@@ -7,6 +7,7 @@ from buildkit.pipeline.timeline import MAX_EVENTS, Recorder
 from buildkit.progress import Quiet
 from buildkit.registry.events import (
     BytesAcknowledged,
+    Event,
     LimitFound,
     QuirkMet,
     Restarted,
@@ -52,3 +53,23 @@ def test_a_push_without_end_does_not_fill_the_memory() -> None:
             recorder.notify(UploadStarted(blob=f"layer {number}", size=1))
     assert len(recorder.events) == MAX_EVENTS
     assert recorder.dropped == 7
+
+
+class Full(Quiet):
+    """A log on a full disk."""
+
+    def say(self, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    def notify(self, event: Event, /) -> None:
+        raise BrokenPipeError
+
+
+def test_a_log_that_takes_nothing_more_ends_no_push_and_no_notes() -> None:
+    recorder = Recorder(Full(), clock=lambda: 0.0)
+    recorder.say("building")
+    retrying = Retrying(blob="layer 1", reason="503", wait=2.0, left=3)
+    recorder.notify(retrying)
+    with recorder.push():
+        recorder.notify(retrying)
+    assert [note.event for note in recorder.events] == ["retrying"]

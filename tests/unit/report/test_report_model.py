@@ -252,3 +252,13 @@ def test_what_json_cannot_hold_does_not_stop_a_report_from_being_written() -> No
     stage = Report.parse(report.dump(), where="report.json").stages[0]
     assert stage.data == {"error": "inf", "list": ["nan"], "name": "\ud800"}
     assert stage.seconds == 0
+
+
+def test_data_without_a_bottom_is_refused_and_not_carried_on() -> None:
+    document = reports.good().to_json()
+    data: dict[str, Any] = {}
+    for _ in range(900):  # more than json.dumps can write, less than json.loads can read
+        data = {"a": data}
+    document["stages"][0]["data"] = data
+    with pytest.raises(FormatError, match=r"stages\[0\]\.data: is nested more than"):
+        Report.parse(json.dumps(document).encode(), where="report")
