@@ -281,8 +281,6 @@ def test_an_interrupted_push_moves_no_tag_and_goes_on(world: World, big_layer: b
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        # A shell's background job ignores SIGINT, and its children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     uploads = world.folder / "state"
     while child.poll() is None and not list(uploads.rglob("*.json")):
