@@ -16,7 +16,7 @@ from buildkit import __version__
 from buildkit.errors import BuildkitError, CancelledError, StorageError, one_line
 from buildkit.model import Digest
 from buildkit.pipeline.stages import Job, Outcome, Stages, World
-from buildkit.report import STAGES, Report, RunInfo, Stage
+from buildkit.report import STAGES, Layer, Report, RunInfo, Stage
 
 GATES = ("check", "smoke", "verify")
 """What must not have failed, in this run or an earlier one, before a tag moves. ``check`` must have passed, and so must
@@ -202,13 +202,18 @@ def _noted(
     report: Report, work: Stages, name: str, outcome: Outcome, started: datetime, seconds: float, at: datetime
 ) -> Report:
     """The report with one more stage, and with what the work has found out about the image by now."""
+    mask = work.world.shown.masked
+
+    def bare(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+        return tuple(replace(layer, created_by=mask(layer.created_by)) for layer in layers)
+
     stage = Stage(
         name=name,
         verdict=outcome.verdict,
-        reason=outcome.reason,
+        reason=mask(outcome.reason),
         started=started,
         seconds=seconds,
-        data=outcome.data,
+        data=mask(outcome.data),
     )
     return replace(
         report.with_stage(stage),
@@ -216,7 +221,7 @@ def _noted(
         revision=report.revision or work.revision,
         digest=work.digest or report.digest,
         tags=tuple(dict.fromkeys((*report.tags, *work.tags))),
-        before=work.before or report.before,
-        after=work.after if work.after is not None else report.after,
+        before=bare(work.before) or report.before,
+        after=bare(work.after) if work.after is not None else report.after,
         timeline=work.world.shown.events or report.timeline,
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Self
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Self
 
 from buildkit.progress import Display, remark
 from buildkit.registry.events import (
@@ -21,6 +21,7 @@ from buildkit.registry.events import (
     UploadSkipped,
     UploadStarted,
 )
+from buildkit.registry.secrets import forms, masked
 from buildkit.report import TimelineEvent
 
 MAX_EVENTS = 5000
@@ -31,10 +32,16 @@ class Recorder:
     """Passes everything on to ``shown``; ``events`` are the notes of one push, in seconds after it began.
 
     What else is uploaded (the evidence, small and many) is not noted, and shown only where it has trouble.
+
+    ``secrets`` are kept out of all that is said, and by ``masked`` out of the report: a build, or an image that is
+    started, may print whatever it has got hold of.
     """
 
-    def __init__(self, shown: Display, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, shown: Display, clock: Callable[[], float] = time.monotonic, *, secrets: Iterable[str] = ()
+    ) -> None:
         self._shown = shown
+        self._secrets = forms(secrets)
         self._clock = clock
         self._began = clock()
         self._lock = threading.Lock()
@@ -72,7 +79,7 @@ class Recorder:
         self._show(lambda: self._shown.notify(event))
 
     def say(self, text: str) -> None:
-        self._show(lambda: self._shown.say(text))
+        self._show(lambda: self._shown.say(masked(text, self._secrets)))
 
     def __enter__(self) -> Self:
         self._shown.__enter__()
@@ -80,6 +87,19 @@ class Recorder:
 
     def __exit__(self, *what: object) -> None:
         self._shown.__exit__(*what)
+
+    def masked(self, value: Any) -> Any:
+        """A JSON value without the secrets."""
+        if not self._secrets:
+            return value
+        match value:
+            case str():
+                return masked(value, self._secrets)
+            case Mapping():
+                return {self.masked(name): self.masked(item) for name, item in value.items()}
+            case list() | tuple():
+                return [self.masked(item) for item in value]
+        return value
 
     @staticmethod
     def _show(call: Callable[[], object]) -> None:

@@ -159,7 +159,7 @@ def pipeline(
         saved = _Saved(folder)
     cancel = CancelToken()
     with ExitStack() as stack:
-        shown = Recorder(stack.enter_context(display(quiet=quiet)))
+        shown = Recorder(stack.enter_context(display(quiet=quiet)), secrets=_secrets(who, where.registry))
         client = stack.enter_context(
             RegistryClient(where.registry, credentials=who, options=options, observer=shown, cancel=cancel)
         )
@@ -258,6 +258,15 @@ def _keep_out(building: BuildOptions, who: Credentials, registry: str) -> None:
                 f"--build-arg {name} holds the registry's password, and whoever has the image could read it",
                 hint="name it under secrets in the recipe, and use RUN --mount=type=secret",
             )
+
+
+def _secrets(who: Credentials, registry: str) -> tuple[str, ...]:
+    try:
+        known = who.lookup(registry)
+    except BuildkitError:
+        return ()  # the preflight, or the first request, says what is wrong with them
+    found = (known.password, known.identity_token, known.registry_token) if known is not None else ()
+    return tuple(text for text in found if text)
 
 
 def _cache() -> BlobCache:

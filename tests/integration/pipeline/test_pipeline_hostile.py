@@ -187,3 +187,13 @@ def test_a_cache_that_cannot_be_used_is_told_before_anything_is_built(repository
     assert result.code == 1
     assert "BUILDKIT_CACHE_DIR" in result.err.splitlines()[-1]
     assert "building" not in result.err
+
+
+def test_a_build_that_prints_the_registrys_token_does_not_get_it_into_log_and_report(repository: Repository) -> None:
+    token = "correct-horse-battery"
+    repository.write("Dockerfile", f"FROM scratch\nCOPY {token} /nothing\n".encode())
+    result = repository.pipeline("--stages", "build", REGISTRY_USERNAME="u", REGISTRY_TOKEN=token)
+    assert result.code == 1
+    written = "".join(path.read_text() for path in (repository.folder / ".buildkit" / "report" / "bk-pipe").iterdir())
+    assert "***" in result.err
+    assert token not in result.err + result.out + written

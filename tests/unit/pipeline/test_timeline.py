@@ -73,3 +73,18 @@ def test_a_log_that_takes_nothing_more_ends_no_push_and_no_notes() -> None:
     with recorder.push():
         recorder.notify(retrying)
     assert [note.event for note in recorder.events] == ["retrying"]
+
+
+def test_secrets_are_kept_out_of_what_is_said_and_of_json() -> None:
+    lines: list[str] = []
+
+    class Kept(Quiet):
+        def say(self, text: str) -> None:
+            lines.append(text)
+
+    recorder = Recorder(Kept(), lambda: 0.0, secrets=["s3cr&t"])
+    recorder.say("a build prints s3cr&t and s3cr%26t")
+    assert lines == ["a build prints *** and ***"]
+    assert recorder.masked({"s3cr&t": ["x s3cr&t", 1, None, {"a": "s3cr&amp;t"}]}) == {
+        "***": ["x ***", 1, None, {"a": "***"}]
+    }
