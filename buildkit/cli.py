@@ -224,18 +224,23 @@ def _from_os(error: OSError) -> BuildkitError:
 
 
 class _TerminationAsInterrupt:
-    """SIGTERM ends a task as Ctrl-C does, so that a stopped CI job leaves its state as tidy as an interrupted one."""
+    """SIGTERM ends a task as Ctrl-C does, so that a stopped CI job leaves its state as tidy as an interrupted one; and
+    so does SIGHUP, a terminal that is closed, where nobody (``nohup``) has asked for it to be ignored."""
 
     def __enter__(self) -> None:
-        self._before: Any = None
-        try:
-            self._before = signal.signal(signal.SIGTERM, self._raise)
-        except ValueError:  # not in the main thread: someone else's program, someone else's signals
-            self._before = None
+        self._before: dict[int, Any] = {}
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            before = signal.getsignal(number)
+            if number == signal.SIGHUP and before != signal.SIG_DFL:
+                continue
+            with contextlib.suppress(ValueError):  # not in the main thread: someone else's program and signals
+                signal.signal(number, self._raise)
+                self._before[number] = before
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+        for number, before in self._before.items():
+            if before is not None:
+                signal.signal(number, before)
 
     @staticmethod
     def _raise(_signal: int, _frame: FrameType | None) -> None:

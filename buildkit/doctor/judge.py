@@ -279,6 +279,15 @@ def greeting(exchange: Exchange, kind: str, version: str | None) -> Iterator[Fin
     edge = f"{spoken} {answer.status} from {who(answer)}" + (f", via {via}" if via else "")
     if 300 <= answer.status < 400:
         yield of_error(Area.REGISTRY, error_for(exchange.request, answer), means="the registry is at another address")
+    elif answer.status == 429:
+        told = shown(answer, answer.headers.get("retry-after", ""), 40)
+        yield _line(
+            Area.REGISTRY,
+            Level.PROBLEM,
+            f"GET /v2/ got {edge}" + (f", Retry-After: {told}" if told else ""),
+            "too many requests came from here: it asks to wait",
+            "wait and try again; if it stays, log in, or have the edge's rate limit raised",
+        )
     elif answer.status not in (200, 401, 403) or is_html(answer):
         said = f": {summary(answer)}" if answer.body else ""
         yield _line(
@@ -550,7 +559,7 @@ def limit(seen: LimitSeen, options: RegistryOptions) -> Iterator[Finding]:
             area,
             Level.WARNING,
             f"{_bytes(known.accepted)} went through, bodies of {_bytes(known.refused)} break; {by}",
-            "no size was refused: a time-out, a proxy that gives up, or a network that fails on long requests",
+            "nobody says that it is their size: a time-out, a firewall, a proxy that gives up, or a network that fails",
             f"smaller chunks: --chunk-size {_flag(known.accepted)}",
         )
         return

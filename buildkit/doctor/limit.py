@@ -9,7 +9,7 @@ from buildkit.doctor.search import Interval, next_size
 from buildkit.doctor.seen import Exchange, LimitSeen, Try
 from buildkit.doctor.uploads import REQUEST_SECONDS, Session, Uploads
 from buildkit.errors import AuthError, BuildkitError
-from buildkit.registry.answers import error_for, is_size_refusal, reason
+from buildkit.registry.answers import error_for, is_html, is_size_refusal, reason
 from buildkit.registry.clock import Clock
 from buildkit.registry.steps import Answer, is_retryable
 from buildkit.registry.upload import STORED
@@ -108,6 +108,8 @@ def _outcome(exchange: Exchange | None, size: int) -> _Outcome:
             return "accepted"
         if is_size_refusal(exchange.request, reply):
             return "refused"
+        if is_html(reply):
+            return "broke"  # whatever stands before the registry did not let it through, and smaller ones it did
         if reply.status in (401, 403):
             raise AuthError(error_for(exchange.request, reply).message, status=reply.status)
         if not is_retryable(reply) and reply.status not in STORED:

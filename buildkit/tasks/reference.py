@@ -194,7 +194,7 @@ Results go to standard output, progress and errors to standard error.
 | 1 | it failed, or the check says no |
 | 2 | wrong usage: a flag, a recipe, a configuration file, an environment variable |
 | 3 | a component is missing (an engine, a GPU, a program); the message says how to get it |
-| 130 | interrupted (Ctrl-C, or SIGTERM as a stopped job gets it); the same command can be run again |
+| 130 | interrupted (Ctrl-C, SIGTERM as a stopped job gets it, or SIGHUP); the same command can be run again |
 
 What 1 and 3 mean for a task is said below; a task without a line for 3 never ends with it. An error is one line on
 standard error: what is wrong, and in parentheses the way out.

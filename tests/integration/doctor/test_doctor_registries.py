@@ -345,9 +345,40 @@ def test_an_edge_that_breaks_large_bodies_without_a_word_is_no_size_limit(tmp_pa
         server.next_fault = breaks  # type: ignore[method-assign]
         report = examine(server.registry, tmp_path)
         tidy(server)
-    assert "No size was refused".lower() in said(report, Area.LIMIT)
+    assert "nobody says that it is their size" in said(report, Area.LIMIT)
     with RegistryClient(server.registry, state=tmp_path) as client:
         assert client.learned_limit is None, "a broken line is not a limit to remember"
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 406, 500])
+def test_an_edge_that_refuses_large_bodies_without_saying_why_is_measured(status: int, tmp_path: Path) -> None:
+    """A firewall's page has any status; smaller bodies go through, so it is neither the address nor the password."""
+    page = Fault(
+        name="page", status=status, headers={"Content-Type": "text/html"}, body=b"<html><title>Blocked</title>"
+    )
+    with FaultServer(DISTRIBUTION_3) as server:
+        real = server.next_fault
+
+        def blocks(kind: str) -> Fault | None:
+            fault = real(kind)
+            return page if kind == "patch" and server.seen["patch"] in (5, 6) else fault
+
+        server.next_fault = blocks  # type: ignore[method-assign]
+        report = examine(server.registry, tmp_path)
+        tidy(server)
+    told = said(report, Area.LIMIT)
+    assert "nobody says that it is their size" in told
+    assert f"HTTP {status}" in told
+    assert "is this address a registry" not in report.render()
+
+
+def test_a_rate_limit_is_told_as_one(tmp_path: Path) -> None:
+    with FaultServer(DISTRIBUTION_3) as server:
+        server.always["ping"] = Fault(name="busy", status=429, headers={"Retry-After": "86400"})
+        report = examine(server.registry, tmp_path)
+    assert "Retry-After: 86400" in said(report, Area.REGISTRY)
+    assert "asks to wait" in said(report, Area.REGISTRY)
+    assert not report.ok
 
 
 def test_a_measured_limit_serves_the_next_push(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_wrong_words_are_exit_code_two(words: tuple[str, ...], world: World) -> 
     assert "pass@" not in result.err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["Ctrl-C", "SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize("kind", ["start", "patch", "status", "cancel"])
 def test_an_interruption_leaves_no_upload_behind(number: signal.Signals, kind: str, world: World) -> None:
     """In the midst of each kind of request: it has been carried out, and the answer is held back."""
