@@ -125,7 +125,7 @@ def plan(recipe: Recipe, facts: GitFacts, base: BaseImage | None, options: Build
     epoch_text = arguments.get("SOURCE_DATE_EPOCH", "")
     return BuildPlan(
         recipe=recipe,
-        names=tuple(f"{recipe.image}:{tag}" for tag in tags(recipe, options, values)),
+        names=tuple(f"{recipe.image}:{tag}" for tag in tags(recipe, options, values | _unclean(values, facts))),
         arguments=MappingProxyType(arguments),
         labels=MappingProxyType({k: v for k, v in written.items() if v} | own),
         platform=recipe.platform,
@@ -134,6 +134,12 @@ def plan(recipe: Recipe, facts: GitFacts, base: BaseImage | None, options: Build
         timeout=options.timeout or recipe.build.timeout,
         rebuild=options.rebuild,
     )
+
+
+def _unclean(values: Mapping[str, str | None], facts: GitFacts) -> dict[str, str | None]:
+    """A tag with a commit in it stands for that commit's own files; other files must not take its place."""
+    names = ("revision", "short_revision") if facts.dirty else ()
+    return {name: f"{values[name]}-dirty" for name in names if values[name]}
 
 
 def _check_overrides(recipe: Recipe, options: BuildOptions) -> None:

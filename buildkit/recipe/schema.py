@@ -283,7 +283,7 @@ def expand(template: str, values: Mapping[str, str | None], *, what: str) -> str
     for name in placeholders(template):
         if not values.get(name):
             meaning = PLACEHOLDERS.get(name, "unknown")
-            way = "; commit first, or name one with --revision" if "revision" in name and "source" not in name else ""
+            way = "; commit first" if "revision" in name and "source" not in name else ""
             raise UsageError(f"{what}: {{{name}}} has no value here", hint=f"it is {meaning}{way}")
     return template.format_map({name: value for name, value in values.items() if value})
 

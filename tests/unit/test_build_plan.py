@@ -85,8 +85,11 @@ def test_the_callers_arguments_and_tags_win() -> None:
     assert made.timeout == 5
 
 
-def test_a_dirty_tree_is_labelled() -> None:
-    assert planned(facts=GitFacts(revision=COMMIT, time=0, dirty=True)).labels[label.DIRTY] == "true"
+def test_a_dirty_tree_is_labelled_and_takes_no_commits_tag() -> None:
+    made = planned(facts=GitFacts(revision=COMMIT, time=0, dirty=True))
+    assert made.labels[label.DIRTY] == "true"
+    assert made.labels[label.REVISION] == COMMIT
+    assert made.names == ("probe:sm70", "probe:sm70-0123456789ab-dirty", "probe:1.2")
 
 
 def test_without_git_a_tag_that_needs_the_commit_is_an_error_and_a_given_revision_cures_it() -> None:
