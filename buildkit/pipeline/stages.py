@@ -365,7 +365,8 @@ class Stages:
 
     def plan_tags(self, image_id: Digest | None) -> Tags:
         """The tags to push and those to move."""
-        revision = self.revision
+        # The image's id where no commit has these files.
+        revision = None if self._built is not None and self._built.dirty else self.revision
         mark = revision[:MARK] if revision else image_id.hex[:MARK] if image_id else "unknown"
         expanded = tuple(n.rpartition(":")[2] for n in self._built.names) if self._built else self.job.tags
         return divide_tags(self.job.recipe.tags, expanded, wanted=self.job.wanted, mark=mark)
