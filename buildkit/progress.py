@@ -93,6 +93,17 @@ def remark(event: Event) -> str | None:
     return None
 
 
+def inert(line: str) -> str:
+    """``line`` as no runner takes it for a command to itself.
+
+    Runners read commands from what steps print: ``::name ...::`` at a line's beginning, ``##[name]`` anywhere in it
+    (GitHub, "Workflow commands"). Gitea's heed ``set-env`` and ``add-path``, with which whoever prints a line, such as
+    a program that a build has fetched, would decide what later steps run.
+    """
+    line = line.replace("##[", "## [")
+    return f"| {line}" if line.lstrip().startswith("::") else line
+
+
 class Quiet:
     """Shows nothing."""
 
@@ -176,7 +187,7 @@ class Lines:
             self.beat()
 
     def _print(self, text: str) -> None:
-        print(one_line(text), file=self._stream, flush=True)
+        print(inert(one_line(text)), file=self._stream, flush=True)
 
 
 def _standing(row: _Row, now: float) -> str:

@@ -19,12 +19,17 @@ def write_outputs(outputs: Mapping[str, str], *, done: str = "") -> None:
 
     ``done`` is what has happened all the same when this fails. Raises StorageError.
     """
-    _append("GITHUB_OUTPUT", "".join(f"{name}={one_line(value)}\n" for name, value in outputs.items()), done)
+    _append("GITHUB_OUTPUT", "".join(f"{name}={_whole(value)}\n" for name, value in outputs.items()), done)
 
 
 def write_environment(variables: Mapping[str, str]) -> None:
     """``NAME=value`` for the steps of this job that follow. Raises StorageError."""
-    _append("GITHUB_ENV", "".join(f"{name}={one_line(value)}\n" for name, value in variables.items()))
+    _append("GITHUB_ENV", "".join(f"{name}={_whole(value)}\n" for name, value in variables.items()))
+
+
+def _whole(value: str) -> str:
+    """On one line, since another line would be another variable, and nothing cut off: it is no text to be read."""
+    return one_line(value, len(value) + 1)
 
 
 def _append(variable: str, text: str, done: str = "") -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 from buildkit import workflows
 from buildkit.cli import ReportedFailure, command, emit_json
-from buildkit.errors import RegistryError, UsageError
+from buildkit.errors import RegistryError, UsageError, one_line
 from buildkit.evidence import fetch_report
 from buildkit.model import Reference
+from buildkit.progress import inert
 from buildkit.recipe import images_folder, load
 from buildkit.registry import RegistryClient
 from buildkit.report import Report, to_markdown
@@ -102,7 +103,7 @@ def settings(context: Any, json: bool = False, quiet: bool = False) -> None:
     if json:
         emit_json({"ok": True, "notes": list(found.notes), "environment": dict(found.environment)})
     elif not quiet:
-        print("\n".join(found.notes))
+        print("\n".join(inert(one_line(note)) for note in found.notes))
 
 
 @command(
@@ -136,7 +137,7 @@ def summary(
     except RegistryError as error:
         # The page is about what happened, and this belongs to it; the jobs before have their own results.
         text = f"The report cannot be read: {error}"
-    print(text)
+    print("\n".join(inert(line) for line in text.splitlines()))
     actions.append_summary(text)
 
 

@@ -15,6 +15,7 @@ import yaml
 
 from buildkit.cli import program
 from buildkit.recipe import load
+from buildkit.tasks import actions
 from buildkit.workflows import Wish, lint, pinned, render
 from buildkit.workflows.template import path_filters
 
@@ -392,3 +393,31 @@ def test_settings_reach_the_steps_that_follow(repository: Repository, monkeypatc
     assert (lines["TARGET"], lines["SPLIT_LAYERS"]) == ("git.example.org/team/app", "1")
     monkeypatch.setenv("RECIPE", "ap")
     assert "no recipe 'ap'" in repository.run("workflows.settings", code=2)
+
+
+def test_settings_hand_on_values_that_are_whole_and_nothing_else(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variables come from the repository's settings, refs from whoever pushes: neither adds a variable or a command."""
+    file = repository.folder / "env"
+    for name, value in {
+        "GITHUB_ENV": str(file),
+        "GITHUB_REPOSITORY_OWNER": "Team",
+        "GITHUB_REF": "refs/heads/x\n::set-env name=PATH::/evil",
+        "MAIN_BRANCH": "main\n##[add-path]/evil",
+        "RECIPE": "app",
+        "REGISTRY": "git.example.org/team",
+    }.items():
+        monkeypatch.setenv(name, value)
+    told = repository.run("workflows.settings").splitlines()
+    assert not [line for line in told if line.lstrip().startswith("::") or "##[" in line]
+    lines = dict(line.split("=", 1) for line in file.read_text().splitlines())
+    assert lines["TARGET"] == "git.example.org/team/app"
+    assert len(lines) == 6
+    monkeypatch.setenv("REGISTRY", "git.example.org/x\nLD_PRELOAD=/evil")
+    before = file.read_text()
+    assert "is not a repository name" in repository.run("workflows.settings", code=2)
+    assert file.read_text() == before
+    file.unlink()
+    actions.write_environment({"A": "x" * 1000 + "\nB=1"})
+    assert file.read_text() == f"A={'x' * 1000} B=1\n"
