@@ -84,7 +84,7 @@ def test_a_runner_that_brings_buildkit_needs_no_installation(runner: Runner, too
 
 def test_everything_that_is_missing_is_told_at_once(runner: Runner) -> None:
     runner.program("python3", "#!/bin/sh\nexit 1\n")
-    done = runner.run("docker", "registry", GITHUB_SHA="0" * 40)
+    done = runner.run("docker", "registry", GITHUB_SHA="0" * 40, BUILDKIT_INSTALL=".")
     assert done.returncode == 3
     lines = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
     for words in ("this run is for 000", "no Python 3.11", "no docker on this runner", "REGISTRY_TOKEN is not set"):
@@ -166,6 +166,16 @@ def test_what_pip_cannot_install(runner: Runner) -> None:
     done = runner.run(BUILDKIT_INSTALL=str(nothing), PIP_NO_INDEX="1")
     assert done.returncode == 1
     assert f"pip could not install {nothing}" in done.stdout
+    assert f"pip could not install {nothing}" in (runner.folder / "summary").read_text()
+
+
+def test_nothing_to_install_and_no_page_to_tell_it_on(runner: Runner, tool: Path) -> None:
+    runner.program("python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    done = runner.run(GITHUB_STEP_SUMMARY="/nowhere/summary", GITHUB_SHA="x\n::set-env name=PATH::/evil")
+    assert done.returncode == 3
+    assert "BUILDKIT_INSTALL is empty" in done.stdout
+    assert not done.stderr
+    assert all(line.startswith("error: ") for line in done.stdout.splitlines()), "no line is a command to the runner"
 
 
 def test_it_asks_for_what_it_knows(runner: Runner, tool: Path) -> None:
