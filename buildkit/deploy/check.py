@@ -138,6 +138,10 @@ def check_manifests(
     )
 
 
+_UNREAD = frozenset({"kustomize", "template", "yaml"})
+"""Rules of findings after which objects are missing, or are not what a cluster would get."""
+
+
 def plan_cards(
     paths: Sequence[Path | str],
     *,
@@ -147,15 +151,22 @@ def plan_cards(
     renderer: Renderer = "auto",
     text: str | bytes | None = None,
 ) -> Plan:
-    """Who gets which card. Raises UsageError where the nodes' cards are not known or nothing could be read."""
+    """Who gets which card.
+
+    Raises UsageError where the nodes' cards are not known or something could not be read: what is left of it would make
+    another plan than the one that the cluster gets.
+    """
     settings = settings or Settings()
     manifests = load_manifests(paths, renderer=renderer, text=text)
     workloads = _workloads(manifests)
     machines = choose_nodes(manifests, workloads, node_gpus=node_gpus, nodes=nodes, resource=settings.resource)
     if not machines:
         raise UsageError("how many cards the nodes have is not known", hint="give --node-gpus, or a Node object")
-    if not manifests.objects and manifests.findings:
-        first = manifests.findings[0]
+    unread = [
+        finding for finding in manifests.findings if finding.rule in _UNREAD and finding.severity is Severity.ERROR
+    ]
+    if unread or (not manifests.objects and manifests.findings):
+        first = (unread or manifests.findings)[0]
         raise UsageError(f"{first.file}:{first.line}: {first.message}", hint=first.remedy)
     return place_pods(workloads, machines, settings.resource)
 

@@ -43,6 +43,26 @@ def test_an_empty_pipe_is_no_pass() -> None:
     assert "there is no Kubernetes object in it" in err
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("kustomization.yaml", "resources: [pod.yaml, ../nowhere]\n", "does not render"),
+        ("kustomization.yaml", "resources: [pod.yaml\n", "does not parse"),
+        ("other.yaml", "kind: [\n", "does not parse"),
+        ("other.yaml", "{{ if .Values.x }}\nkind: Pod\n{{ end }}\n", "template"),
+    ],
+)
+def test_no_plan_of_what_a_cluster_would_not_get(tmp_path: Path, name: str, text: str, told: str) -> None:
+    """Half of the manifests would make a plan that looks right and is not."""
+    (tmp_path / "pod.yaml").write_text(POD)
+    assert run("deploy.plan", str(tmp_path), "--node-gpus", "1")[0] == 0
+    (tmp_path / name).write_text(text)
+    code, out, err = run("deploy.plan", str(tmp_path), "--node-gpus", "1")
+    assert code == 2, out
+    assert f"{name}:" in err
+    assert told in err
+
+
 def test_bytes_that_are_no_text_are_a_finding_whatever_the_locale() -> None:
     code, out, _ = run("deploy.check", "-", text=b"a: 1\nb: \xff\xfe\n", LC_ALL="C")
     assert code == 1
