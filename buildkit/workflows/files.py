@@ -118,12 +118,12 @@ def check(root: Path, wanted: tuple[str, ...] | None) -> tuple[Finding, ...]:
     Raises UsageError, StorageError.
     """
     found: list[Finding] = []
-    chosen = wanted or tuple(name for name, folder in FORGES.items() if (root / folder).is_dir())
+    files = sources(root)
+    known = {path.name for path in files}
+    chosen = wanted or tuple(name for name, folder in FORGES.items() if _holds_ours(root / folder, known))
     tracked = _tracked(root)
-    names = set()
-    for path in sources(root):
+    for path in files:
         shown = f"{SOURCE}/{path.name}"
-        names.add(path.name)
         data = _read(path)
         found += lint(data, shown)
         found += _dead_filters(data, shown, tracked)
@@ -139,9 +139,14 @@ def check(root: Path, wanted: tuple[str, ...] | None) -> tuple[Finding, ...]:
             )
     for forge, folder in FORGES.items():
         for path in sorted((root / folder).glob("*.y*ml")):
-            if path.name not in names:
+            if path.name not in known and path.is_file():
                 found += _stray(folder / path.name, _read(path), forge)
     return tuple(dict.fromkeys(found))
+
+
+def _holds_ours(folder: Path, known: set[str]) -> bool:
+    """Whether a forge's folder has a copy; others' workflows alone do not mean that anything is installed there."""
+    return any(path.name in known or MARK in _read(path) for path in folder.glob("*.y*ml") if path.is_file())
 
 
 def _copy(root: Path, copy: Path, data: bytes, source: str) -> list[Finding]:

@@ -286,6 +286,18 @@ def test_workflows_of_others_are_held_to_what_concerns_us(
     assert {finding["rule"] for finding in told} == expected
 
 
+def test_a_folder_with_others_workflows_alone_is_no_installation(repository: Repository) -> None:
+    repository.write(".github/workflows/own.yml", FOREIGN.replace("{trigger}", "pull_request"))
+    (repository.folder / ".github/workflows/folder.yaml").mkdir()
+    repository.run("workflows.new", "app", "--install", PIN)
+    assert "is installed for no forge" in repository.run("workflows.check", code=1)
+    repository.run("workflows.install", "--for", "gitea")
+    repository.run("workflows.check")
+    assert ".github/workflows/app.yaml:1: copy: is not there" in repository.run(
+        "workflows.check", "--for", "both", code=1
+    )
+
+
 def test_install_keeps_what_was_made_by_hand(repository: Repository) -> None:
     """All or nothing, and a copy is known by its mark, or by being the same."""
     repository.run("workflows.new", "app", "--install", PIN)
