@@ -35,6 +35,9 @@ def install(context: Any, for_: str = "both", to: str = "", json: bool = False, 
         raise UsageError(f"--to {to} is not a folder")
     written = workflows.install(root, workflows.forges(for_), target)
     _show(written, json=json, quiet=quiet)
+    if (unread := workflows.hidden(target)) and not json and not quiet:
+        names = inert(one_line(", ".join(unread)))
+        print(f"note: Gitea reads .gitea/workflows alone, now that it is there, and no longer runs: {names}")
 
 
 @command(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from buildkit.workflows.files import Written, check, create, forges, install, repository
+from buildkit.workflows.files import Written, check, create, forges, hidden, install, repository
 from buildkit.workflows.rules import RULES, Finding, lint
 from buildkit.workflows.settings import Settings, read_settings
 from buildkit.workflows.template import SELF, Wish, pinned, render
@@ -17,6 +17,7 @@ __all__ = [
     "check",
     "create",
     "forges",
+    "hidden",
     "install",
     "lint",
     "pinned",

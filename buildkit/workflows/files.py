@@ -90,6 +90,16 @@ def install(root: Path, wanted: tuple[str, ...], to: Path) -> tuple[Written, ...
     return tuple(_write(to, copy, data) for copy, data in copies)
 
 
+def hidden(root: Path) -> tuple[str, ...]:
+    """Workflows in ``root`` that GitHub runs and Gitea does not: Gitea reads ``.github/workflows`` only where there is no
+    ``.gitea/workflows``."""
+    names = [
+        {path.name for path in (root / FORGES[forge]).glob("*") if path.suffix in (".yaml", ".yml")}
+        for forge in ("github", "gitea")
+    ]
+    return tuple(sorted(names[0] - names[1])) if names[1] else ()
+
+
 def create(wish: Wish) -> tuple[Written, ...]:
     """Write the workflow that is wished for, and the script that its jobs call.
 

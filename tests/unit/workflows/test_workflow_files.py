@@ -239,6 +239,13 @@ def test_install_writes_both_and_elsewhere(repository: Repository, tmp_path_fact
     assert "not a folder" in repository.run("workflows.install", "--to", str(other / "none"), code=2)
 
 
+def test_install_tells_what_gitea_reads_no_longer(repository: Repository) -> None:
+    repository.run("workflows.new", "app", "--install", PIN)
+    assert "no longer runs" not in repository.run("workflows.install")
+    repository.write(".github/workflows/nightly.yml", "on: push\njobs: {}\n")
+    assert "no longer runs: nightly.yml" in repository.run("workflows.install", "--for", "gitea")
+
+
 def test_install_leaves_other_workflows_alone(repository: Repository) -> None:
     repository.run("workflows.new", "app", "--install", PIN)
     text = "name: own\non: {push: {branches: [main]}}\npermissions: {}\njobs: {}\n"
