@@ -91,7 +91,7 @@ def install(root: Path, wanted: tuple[str, ...], to: Path) -> tuple[Written, ...
 
 
 def hidden(root: Path) -> tuple[str, ...]:
-    """Workflows in ``root`` that GitHub runs and Gitea does not: Gitea reads ``.github/workflows`` only where there is no
+    """Workflows in ``root`` that GitHub runs and Gitea does not: it reads ``.github/workflows`` only where there is no
     ``.gitea/workflows``."""
     names = [
         {path.name for path in (root / FORGES[forge]).glob("*") if path.suffix in (".yaml", ".yml")}
