@@ -135,6 +135,8 @@ def _watch(
     container: Any, spec: Start, deadline: float, clock: Callable[[], float], sleep: Callable[[float], object]
 ) -> tuple[int | None, str]:
     """Exit code, and what went wrong; an empty text where nothing did."""
+    refused: EngineError | None = None
+    unable = 0
     while True:
         with translated("watching the container"):
             container.reload()
@@ -147,28 +149,30 @@ def _watch(
                 return code, f"ended with {code} before it was healthy"
             return code, "" if code == 0 else f"ended with {code}"
         if spec.health is not None:
-            answer = _ask(container, spec)
+            # In a container that is just ending, engines refuse to run anything, or say that it cannot be run: what
+            # became of the container is seen at the next look.
+            try:
+                answer, refused = _ask(container, spec), None
+            except EngineError as error:
+                answer, refused = None, error
             if answer == 0:
                 return None, ""
-            if answer in (_NO_CLIENT, 126, 127):
+            unable = unable + 1 if answer in (_NO_CLIENT, 126, 127) else 0
+            if unable > 1:
                 return None, "the image has no curl, wget, python or bash to ask for its health with"
         if clock() >= deadline:
+            if refused is not None:
+                raise refused
             what = "was not healthy" if spec.health is not None else "did not end"
             return None, f"{what} within {spec.timeout:g} s"
         sleep(_POLL)
 
 
 def _ask(container: Any, spec: Start) -> int | None:
-    """Exit code of a request for the health URL inside the container; None where the container has ended meanwhile."""
-    try:
-        with translated("asking for health inside the container"):
-            return int(container.exec_run(["sh", "-c", _ASK, "sh", str(spec.port), spec.health]).exit_code)
-    except EngineError:
-        with translated("watching the container"):
-            container.reload()
-        if container.attrs["State"].get("Running"):
-            raise
-        return None
+    """Exit code of a request for the health URL inside the container; None where the engine knows of none."""
+    with translated("asking for health inside the container"):
+        code = container.exec_run(["sh", "-c", _ASK, "sh", str(spec.port), spec.health]).exit_code
+    return None if code is None else int(code)
 
 
 def _output(container: Any) -> str:
