@@ -26,7 +26,7 @@ class Answered:
 class Container:
     """States and answers as a script gives them; the last of each stays."""
 
-    def __init__(self, states: list[dict[str, Any]], answers: list[int | None | Exception]) -> None:
+    def __init__(self, states: list[dict[str, Any]], answers: list[int | Exception | None]) -> None:
         self._states = self._lasting(states)
         self._answers = self._lasting(answers)
         self.attrs: dict[str, Any] = {}
@@ -58,7 +58,7 @@ def watch(container: Container) -> tuple[int | None, str]:
 
 
 @pytest.mark.parametrize("answer", [126, 127, 128, 137, 1, None, APIError("container is not running")])
-def test_what_is_answered_for_a_dying_container_is_not_held_against_the_image(answer: int | None | Exception) -> None:
+def test_what_is_answered_for_a_dying_container_is_not_held_against_the_image(answer: int | Exception | None) -> None:
     assert watch(Container([RUNNING, ENDED], [answer])) == (5, "ended with 5 before it was healthy")
 
 
