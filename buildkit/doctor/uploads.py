@@ -11,6 +11,7 @@ import io
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from types import TracebackType
 from typing import Any, BinaryIO, Self, cast
 from urllib.parse import urlsplit, urlunsplit
@@ -83,9 +84,13 @@ class ThrowAway:
         return cast(BinaryIO, self.readers[-1])
 
 
-class _Reader(io.RawIOBase):
-    _NOISE = os.urandom(2**20)
+@cache
+def _noise() -> bytes:
+    """A megabyte that nothing on the way compresses; made once, where it is needed."""
+    return os.urandom(2**20)
 
+
+class _Reader(io.RawIOBase):
     def __init__(self, size: int, blob: ThrowAway) -> None:
         super().__init__()
         self._left, self._blob = size, blob
@@ -96,13 +101,13 @@ class _Reader(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         target = memoryview(buffer).cast("B")
-        wanted = min(len(target), self._left, len(self._NOISE))
+        wanted = min(len(target), self._left, len(_noise()))
         if self._blob.stop is not None:
             wanted = min(wanted, self._blob.stop - self.given)
             if not wanted:
                 raise BrokenOff("broken off on purpose")
         count = self._blob.budget.draw(wanted)
-        target[:count] = self._NOISE[:count]
+        target[:count] = memoryview(_noise())[:count]
         self._left -= count
         self.given += count
         return count

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, Self, cast
+from typing import Any, BinaryIO, Protocol, Self, cast, runtime_checkable
 
 from buildkit.blob import BlobState
 from buildkit.errors import BuildkitError, DigestMismatchError, FormatError, StorageError
@@ -124,6 +124,15 @@ class FileBlob:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@runtime_checkable
+class HoldsBlobs(Protocol):
+    """A source whose blobs lie in local files, so that they are passed on from where they lie."""
+
+    def local_blob(self, index: int) -> FileBlob | None:
+        """The layer's blob where it lies whole in one file, else None; the caller closes it."""
+        ...
 
 
 class GrowingBlob:

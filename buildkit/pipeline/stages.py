@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from buildkit.build import BuildOptions, BuildResult, build, git, labels
@@ -159,10 +160,8 @@ class Stages:
     def check(self) -> Outcome:
         source = self.source()
         place = Location.parse(source)
-        prove: Callable[[], StartProof] | None = None
-        if place.kind == "docker-daemon" and place.name is not None:
-            name = place.name
-            prove = lambda: prove_start(self.engine(), name, self.job.recipe.start)  # noqa: E731
+        local = place.name if place.kind == "docker-daemon" else None
+        prove = partial(self._prove_start, local) if local is not None else None
         with self._opened() as image:
             report = run_check(image, policy_of(self.job.recipe), prove=prove)
         report = replace(report, source=self._named or source)  # people know it by its name
@@ -295,6 +294,9 @@ class Stages:
             reason="; ".join(_moved(image, tag, done) for tag, done in results.items()),
             data={"tags": {tag: done.to_json() for tag, done in results.items()}},
         )
+
+    def _prove_start(self, name: str) -> StartProof:
+        return prove_start(self.engine(), name, self.job.recipe.start)
 
     # What they share -------------------------------------------------------------------------------------------------
 

@@ -58,6 +58,8 @@ class Recorder:
             yield
         finally:
             self._noting = False
+            if self.dropped:
+                self.say(f"note: {self.dropped} events of this push are not in the report's timeline")
 
     @property
     def events(self) -> tuple[TimelineEvent, ...]:

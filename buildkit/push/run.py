@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import Any, BinaryIO
 
 from buildkit.blob import Blob, BlobState
 from buildkit.errors import (
@@ -26,7 +26,7 @@ from buildkit.errors import (
     ImageError,
     NotFoundError,
 )
-from buildkit.image.blobfile import FileBlob, GrowingBlob
+from buildkit.image.blobfile import FileBlob, GrowingBlob, HoldsBlobs
 from buildkit.image.cache import BlobCache
 from buildkit.image.compress import DEFAULT_CODEC, Codec, Compressor
 from buildkit.image.source import ImageSource, LayerStream
@@ -65,13 +65,6 @@ class PushOptions:
     threads: int | None = None
     mount_from: tuple[str, ...] = ()
     deep: bool = False
-
-
-@runtime_checkable
-class HoldsBlobs(Protocol):
-    """A source whose blobs lie in local files, so that they are uploaded from where they lie."""
-
-    def local_blob(self, index: int) -> FileBlob | None: ...
 
 
 def plan_push(

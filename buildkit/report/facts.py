@@ -319,7 +319,7 @@ class Smoke:
 
 def status_of(verdict: str) -> Status:
     """Of a level, case, output or question. What is neither a pass nor a failure proves nothing."""
-    return {"PASS": "pass", "FAIL": "fail"}.get(verdict, "not-run")  # type: ignore[return-value]
+    return "pass" if verdict == "PASS" else "fail" if verdict == "FAIL" else "not-run"
 
 
 def smoke_of(report: Report) -> Smoke | None:

@@ -8,23 +8,16 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Protocol, Self, cast, runtime_checkable
+from typing import BinaryIO, Self, cast
 
 from buildkit.errors import NotFoundError, StorageError
-from buildkit.image.blobfile import FileBlob
+from buildkit.image.blobfile import FileBlob, HoldsBlobs
 from buildkit.image.source import ImageSource, LayerStream, SourceLayer
 from buildkit.image.write import OutputImage
 from buildkit.model import Descriptor, ImageConfig, Manifest
 from buildkit.split.spool import Spool, Stored, StoredStream
 
 _LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
-
-
-@runtime_checkable
-class HoldsBlobs(Protocol):
-    """A source whose blobs lie in local files."""
-
-    def local_blob(self, index: int) -> FileBlob | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

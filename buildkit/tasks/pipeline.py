@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Any
 
 from buildkit.build import BuildOptions, facts, plan
 from buildkit.cli import ReportedFailure, command, emit_json
+from buildkit.disk import write_atomic
 from buildkit.engine import Engine
 from buildkit.errors import BuildkitError, FormatError, NotFoundError, StorageError, UsageError, one_line
 from buildkit.evidence import fetch_report
@@ -411,16 +411,7 @@ class _Saved:
         """In one step: who reads a report never sees half of one."""
         path = self._folder / name
         with _told(path):
-            handle, temporary = tempfile.mkstemp(dir=self._folder, prefix=f".{name}.")
-            try:
-                with open(handle, "wb") as file:
-                    file.write(data)
-                os.chmod(temporary, 0o644)
-                os.replace(temporary, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
+            write_atomic(path, data, mode=0o644, durable=False)
 
 
 @contextlib.contextmanager
